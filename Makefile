@@ -1,0 +1,59 @@
+# Every target makes what it needs: `make demo` and `make test` work on a fresh clone.
+PYTHON ?= python3
+VENV ?= .venv
+PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# One thread per device, parallel over devices: threads that share two cores only wait for each other.
+export OMP_NUM_THREADS = 1
+
+.PHONY: help install dev demo test test-slow test-browser test-network check format bench-truncation clean
+
+help: ## Show what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.run: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+install: $(VENV)/.run ## Make the virtual environment and install fedpmt
+dev: $(VENV)/.dev ## The same with the tools for development
+
+demo: $(VENV)/.run ## Compare FedPMT, FedAvg and FedDrop on five unequal levels; writes demo/report.html
+	$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --resume --out demo/iid
+	$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --partition classes:2 --resume --out demo/classes-2
+	$(VENV)/bin/fedpmt report demo/iid demo/classes-2 --out demo/report.html
+	@echo "open demo/report.html in a browser"
+
+test: $(VENV)/.dev ## Run the tests
+	$(VENV)/bin/python -m pytest -q -n 2
+
+test-slow: $(VENV)/.dev ## Run the tests that take minutes
+	$(VENV)/bin/python -m pytest -q -m slow
+
+test-browser: $(VENV)/.dev ## Open the report page in headless Chromium
+	$(VENV)/bin/python -m pytest -q -m browser
+
+test-network: $(VENV)/.dev ## Fetch the real data sets and load them
+	$(VENV)/bin/python -m pytest -q -m network
+
+check: $(VENV)/.dev ## Lint, format, types and import directions
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.dev ## Put the code in form
+	$(VENV)/bin/ruff check --fix --quiet .
+	$(VENV)/bin/ruff format .
+
+bench-truncation: $(VENV)/.run ## Measure training time and peak memory of each width
+	$(VENV)/bin/fedpmt profile --task fcnn-mnist
+	$(VENV)/bin/fedpmt profile --task cnn-mnist
+	$(VENV)/bin/fedpmt profile --task cnn-cifar10
+
+clean: ## Remove the environment and the demo
+	rm -rf $(VENV) demo

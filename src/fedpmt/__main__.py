@@ -1,0 +1,5 @@
+"""`python -m fedpmt`."""
+
+from fedpmt.cli import main
+
+main()

@@ -1,0 +1,249 @@
+"""The public functions: run one method, or compare several, on a paper task or on your own model and data."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpmt import records
+from fedpmt.methods.registry import METHODS, create
+from fedpmt.records import RoundRecord, RunRecord, read_run
+from fedpmt.settings import Settings, resolve
+from fedpmt.simulation.runner import open_folder, simulate
+from fedpmt.types import Arrays, SettingError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedpmt.methods.base import Method
+    from fedpmt.simulation.problem import Problem
+
+OWN_DATA, OWN_TASK = "arrays", "own"
+OnRound = Callable[[RoundRecord], None]
+
+
+def run(
+    method: str | Method[Any, Any] = "fedpmt",
+    *,
+    model: nn.Module | None = None,
+    train: tuple[Arrays, Arrays] | None = None,
+    test: tuple[Arrays, Arrays] | None = None,
+    layers: Sequence[str] | None = None,
+    loss: Callable[[Tensor, Arrays], Tensor] | None = None,
+    metric: Callable[[Tensor, Arrays], Tensor] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    **settings: Any,
+) -> RunRecord:
+    """Run one method and return its record.
+
+    Without `model` a paper task is run (`task=`, `data=`). With `model`, any `nn.Module` whose own weights
+    are where training starts, `train` and `test` are (inputs, targets) pairs of arrays; inputs may be a dict
+    of arrays, which the module gets as keywords. `layers` names the module's layers where they are not
+    plain to see; `loss(outputs, targets)` is a mean, `metric(outputs, targets)` a score per sample.
+    All settings of the command line are keywords. Records go to `out`, else to a temporary folder.
+    """
+    if (model is None) != (train is None) or (model is None) != (test is None):
+        raise SettingError("model, train and test go together: give all three, or none for a paper task")
+    chosen, given = _named(method, settings)
+    if model is not None:
+        given = {**given, "task": OWN_TASK, "data": OWN_DATA}
+    resolved = settings_of(given)
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-")) / "run"
+
+    def problem() -> Problem:
+        if model is None or train is None or test is None:
+            return paper_problem_of(resolved)
+        return own_problem(resolved, model, train, test, layers, loss, metric)
+
+    return run_in(folder, resolved, problem, method=chosen, resume=resume, on_round=on_round)
+
+
+def compare(
+    methods: Sequence[str | Method[Any, Any]],
+    *,
+    seeds: Sequence[int] = (0,),
+    out: str | Path | None = None,
+    **arguments: Any,
+) -> list[RunRecord]:
+    """Run several methods on the same data, fleet and seeds; arguments are those of `run`."""
+    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-"))
+    runs = []
+    for seed in seeds:
+        for position, method in enumerate(methods):
+            name = f"{position + 1}-{method if isinstance(method, str) else type(method).__name__.lower()}-seed{seed}"
+            runs.append(run(method, out=folder / name, seed=seed, **arguments))
+    return runs
+
+
+def _named(
+    method: str | Method[Any, Any], settings: Mapping[str, Any]
+) -> tuple[Method[Any, Any] | None, dict[str, Any]]:
+    """The settings of a method given by name, or as a value whose fields then stand in the settings."""
+    if isinstance(method, str):
+        return None, {**settings, "method": method}
+    fields = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+    shared = {
+        key: value for key, value in fields.items() if key in Settings.model_fields and value is not None
+    }
+    options = {
+        key: value
+        for key, value in fields.items()
+        if key not in Settings.model_fields and isinstance(value, str | int | float)
+    }
+    return method, {**settings, **shared, "method": type(method).__name__.lower(), "options": options}
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Resolve settings; a fleet file says how many devices there are."""
+    given = dict(given)
+    if given.get("fleet") is not None and given.get("devices") is None:
+        from fedpmt.devices.fleet import read_fleet
+
+        given["devices"] = len(read_fleet(Path(given["fleet"])))
+    return resolve(given)
+
+
+def method_of(settings: Settings) -> Method[Any, Any]:
+    """The method that settings name; fields it shares with the run take the run's values."""
+    shared = {"widths": settings.widths, "splitting": settings.splitting}
+    if settings.widths is None and settings.task != OWN_TASK:
+        from fedpmt.models.nets import net
+
+        shared["widths"] = net(settings.task).widths[0]
+    return create(settings.method, settings.options, shared)
+
+
+def check(settings: Settings) -> None:
+    """Refuse what can be known to be wrong before torch or data is loaded."""
+    from fedpmt.data.partition import check_spec
+    from fedpmt.devices.fleet import make_fleet
+    from fedpmt.models.nets import net
+
+    if settings.method in METHODS:
+        method_of(settings)
+    elif settings.task != OWN_TASK:
+        raise SettingError.unknown("method", settings.method, METHODS)
+    check_spec(settings.partition)
+    fleet = make_fleet(settings)
+    if settings.task != OWN_TASK:
+        layers = net(settings.task).layers
+        count = settings.widths or net(settings.task).widths[0]
+        if count > layers:
+            raise SettingError(
+                f"widths = {count} is refused: {settings.task} has {layers} layers, so 1 to {layers} widths"
+            )
+        if settings.assign == "level" and len(fleet.level_speeds) != count:
+            raise SettingError(
+                f"assign = 'level' needs as many widths as levels: there are {count} widths and "
+                f"{len(fleet.level_speeds)} levels (set --widths or --levels, or use --assign deadline)"
+            )
+
+
+def paper_problem_of(settings: Settings) -> Problem:
+    """One of the paper's tasks, with its data loaded and spread."""
+    from fedpmt.data.federated import federate
+    from fedpmt.models.nets import net
+    from fedpmt.simulation.problem import paper_problem
+
+    data = federate(
+        settings.data,
+        partition=settings.partition,
+        partition_seed=settings.partition_seed,
+        devices=settings.devices,
+        samples=settings.samples,
+        data_dir=settings.data_dir,
+        input_shape=net(settings.task).input_shape,
+    )
+    return paper_problem(settings, data)
+
+
+def own_problem(
+    settings: Settings,
+    model: nn.Module,
+    train: tuple[Arrays, Arrays],
+    test: tuple[Arrays, Arrays],
+    layers: Sequence[str] | None,
+    loss: Callable[[Tensor, Arrays], Tensor] | None,
+    metric: Callable[[Tensor, Arrays], Tensor] | None,
+) -> Problem:
+    """A user's own module and arrays."""
+    from fedpmt.data.datasets import from_arrays
+    from fedpmt.data.federated import federate_dataset
+    from fedpmt.models.layered import layered
+    from fedpmt.simulation.executors import to_torch
+    from fedpmt.simulation.problem import Problem
+    from fedpmt.training.objective import CLASSIFICATION, Objective
+
+    data = federate_dataset(
+        from_arrays(train, test),
+        partition=settings.partition,
+        partition_seed=settings.partition_seed,
+        devices=settings.devices,
+        samples=settings.samples,
+    )
+    example = to_torch(data.test.take(slice(0, 2))).inputs
+    objective = Objective(loss or CLASSIFICATION.loss, metric or CLASSIFICATION.score)
+    return Problem(layered(model, layers=layers, example=example), data, objective)
+
+
+def run_in(
+    folder: Path,
+    settings: Settings,
+    problem: Callable[[], Problem],
+    *,
+    method: Method[Any, Any] | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+) -> RunRecord:
+    """Run in this folder. It is written first; what turns out to be impossible takes a new one away again."""
+    check(settings)
+    new = not (folder / records.CONFIG).exists()
+    open_folder(folder, settings, resume=resume)
+    try:
+        if not (folder / records.RESULT).exists():
+            simulate(settings, problem(), method or method_of(settings), folder, on_round)
+    except SettingError:
+        if new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return read_run(folder)
+
+
+def predict(settings: Settings) -> dict[str, Any]:
+    """What a run of a paper task will cost, without training."""
+    from fedpmt.simulation.predict import predict as predicted
+
+    return predicted(settings, paper_problem_of(settings), method_of(settings))
+
+
+def plan_table(settings: Settings) -> dict[str, Any]:
+    """What each device of a fleet would train of a paper task, and how long it would take."""
+    from fedpmt.devices.fleet import make_fleet
+    from fedpmt.planning import table
+    from fedpmt.simulation.assemble import plan
+
+    fleet = make_fleet(settings)
+    planner = plan(settings, _unfilled_problem(settings), fleet)
+    return {"task": settings.task, **table.plan_table(planner, fleet, settings.samples, settings.deadline)}
+
+
+def profile(settings: Settings, name: str = "this-machine", repeat: int = 5) -> dict[str, Any]:
+    """Measure this machine on a paper task."""
+    from fedpmt.simulation.executors import to_torch
+    from fedpmt.simulation.profile import profile as measured
+
+    problem = _unfilled_problem(settings)
+    return measured(settings, problem, to_torch(problem.data.shard(0)), name, repeat)
+
+
+def _unfilled_problem(settings: Settings) -> Problem:
+    """A paper task on made-up samples: prices and times do not depend on what is learned."""
+    return paper_problem_of(
+        settings.model_copy(update={"data": "synthetic", "partition": "iid", "devices": 1})
+    )

@@ -1,0 +1,155 @@
+"""Flags made from the one schema of settings, so that a command never lists them by hand."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic_core import PydanticUndefined
+
+from fedpmt.methods.registry import METHODS
+from fedpmt.settings import Settings, read_toml
+from fedpmt.types import SettingError
+
+GROUPS = {
+    "What is learned": ("method", "task", "data", "data_dir", "partition", "partition_seed"),
+    "The fleet": (
+        "devices",
+        "samples",
+        "cohort",
+        "sampling",
+        "levels",
+        "level_draw",
+        "fleet",
+        "availability",
+        "failure",
+        "over_select",
+    ),
+    "Who trains what": (
+        "assign",
+        "deadline",
+        "full_seconds",
+        "mode",
+        "prefix",
+        "widths",
+        "splitting",
+        "options",
+    ),
+    "Training": ("epochs", "batch", "lr", "schedule", "momentum", "weight_decay", "rounds", "seed"),
+    "The run": ("workers", "executor", "eval_every", "target", "time_budget", "checkpoint_seconds"),
+}
+PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
+FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")
+
+
+def with_settings(without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one flag per setting; it gets those that were typed, as a dict `given`."""
+    names = [name for name in Settings.model_fields if name not in without]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def wrapped(**arguments: Any) -> None:
+            typed = {name: arguments.pop(name) for name in names}
+            given = {name: value for name, value in typed.items() if value not in (None, [], ())}
+            command(given=merged(arguments.pop("config"), given), **arguments)
+
+        own = [
+            parameter
+            for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
+            if name != "given"
+        ]
+        config = Annotated[
+            Path | None,
+            typer.Option(
+                help="TOML file with any of these settings; flags go before it.", rich_help_panel="The run"
+            ),
+        ]
+        flags = [_parameter(name) for name in names]
+        parameters = [
+            *own,
+            *flags,
+            inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=config),
+        ]
+        parameters.sort(key=lambda parameter: parameter.kind)
+        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        wrapped.__doc__ = command.__doc__
+        wrapped.__name__ = command.__name__
+        return wrapped
+
+    return decorate
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    """A flag takes text: the schema reads it, so that all errors have one form."""
+    field = Settings.model_fields[name]
+    flag = "--set" if name == "options" else f"--{name.replace('_', '-')}"
+    shown = (
+        ""
+        if name in ("options", *FROM_DATA) or field.default in (None, "", PydanticUndefined)
+        else f" [default: {field.default}]"
+    )
+    shown = " [default: the data set's]" if name in FROM_DATA else shown
+    help_text = (field.description or "") + (", as METHOD.KEY=VALUE" if name == "options" else "") + shown
+    option = typer.Option(
+        flag,
+        help=help_text,
+        metavar=_metavar(name, field.annotation),
+        show_default=False,
+        rich_help_panel=PANELS[name],
+    )
+    kind: Any = list[str] | None if name == "options" else str | None
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
+    )
+
+
+def _metavar(name: str, annotation: Any) -> str:
+    if name == "options":
+        return "METHOD.KEY=VALUE"
+    if typing.get_origin(annotation) is Literal:
+        return "|".join(typing.get_args(annotation))
+    kinds = [kind for kind in typing.get_args(annotation) if kind is not types.NoneType] or [annotation]
+    return {int: "N", float: "X", Path: "PATH"}.get(kinds[0], "NAME")
+
+
+def merged(config: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's settings, then the flags."""
+    given = {key.replace("-", "_"): value for key, value in (read_toml(config) if config else {}).items()}
+    options = given.get("options", {})
+    if not isinstance(options, dict):
+        raise SettingError("options is a table: [options] and KEY = VALUE lines below it")
+    # --set METHOD.KEY=VALUE says which method it is for; the file's options are for the method that runs.
+    return {**given, **flags, "options": {**options, **_options(flags.get("options", ()))}}
+
+
+def _options(texts: Sequence[str]) -> dict[str, str]:
+    options = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise SettingError(f"set = '{text}' is refused: write METHOD.KEY=VALUE")
+        options[key.strip()] = value.strip()
+    return options
+
+
+def options_for(method: str, options: Mapping[str, Any], others: Sequence[str] = ()) -> dict[str, Any]:
+    """The options meant for one method: METHOD.KEY, `method.KEY`, or a bare KEY.
+
+    >>> options_for("feddrop", {"feddrop.scope": "all", "scaling": "true"})
+    {'scope': 'all', 'scaling': 'true'}
+    """
+    chosen = {}
+    for key, value in options.items():
+        owner, dot, name = key.rpartition(".")
+        if not dot or owner in (method, "method"):
+            chosen[name] = value
+        elif owner not in others:
+            raise SettingError.unknown(
+                "set: method", owner, [method, *others] if owner in METHODS else METHODS
+            )
+    return chosen

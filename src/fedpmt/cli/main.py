@@ -1,0 +1,80 @@
+"""The program: its commands, and the one place where errors become a line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import click
+import typer
+
+from fedpmt import __version__
+from fedpmt.cli import data, prices, report, runs
+from fedpmt.cli.show import say
+from fedpmt.types import SettingError
+
+WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+
+app = typer.Typer(
+    help="Federated learning for fleets of unequal devices: simulate, price, plan and compare.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(runs.run)
+app.command()(runs.compare)
+app.command()(prices.cost)
+app.command()(prices.plan)
+app.command()(prices.profile)
+app.command()(runs.methods)
+app.add_typer(data.app, name="data")
+app.command()(report.report)
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and leave.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        print(f"fedpmt {__version__}")
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program and leave with its exit code."""
+    sys.exit(program(arguments))
+
+
+def program(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; wrong input is one line on standard error and exit code 2, never a traceback."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(
+            list(arguments) if arguments is not None else None, prog_name="fedpmt", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return int(code or 0)
+    except SettingError as error:
+        say(f"fedpmt: {error}")
+        return WRONG_INPUT
+    except click.UsageError as error:
+        if not error.message:
+            return 0
+        say(f"fedpmt: {' '.join(error.format_message().split())}")
+        return WRONG_INPUT
+    except (KeyboardInterrupt, click.Abort):
+        say("fedpmt: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has left; nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except ArithmeticError as error:
+        say(f"fedpmt: {error}")
+        return FAILED

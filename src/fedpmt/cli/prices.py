@@ -1,0 +1,222 @@
+"""`fedpmt cost`, `fedpmt plan` and `fedpmt profile`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpmt import api
+from fedpmt.cli import show
+from fedpmt.cli.flags import with_settings
+from fedpmt.cli.runs import Json
+from fedpmt.settings import Settings
+
+Task = Annotated[str, typer.Option(help="The net: fcnn-mnist, cnn-mnist or cnn-cifar10.")]
+Mode = Annotated[str, typer.Option(help="exact: as really run; paper: as the paper's table is printed.")]
+Widths = Annotated[
+    str | None, typer.Option(help="Number of widths |I| [default: the paper's larger one].", metavar="N")
+]
+Draw = Annotated[
+    Path | None, typer.Option(help="Also picture what each width trains, as SVG, PNG or PDF.", metavar="FILE")
+]
+
+
+def cost(
+    task: Task = "fcnn-mnist",
+    mode: Mode = "exact",
+    widths: Widths = None,
+    draw: Draw = None,
+    as_json: Json = False,
+) -> None:
+    """Price every width of a net for one batch, with FedDrop matched to it."""
+    count = api.settings_of({"task": task, "widths": widths}).widths
+    from fedpmt.complexity.table import cost_table
+
+    table = cost_table(task, mode, count)
+    if draw is not None:
+        from fedpmt.report.draw import draw_net
+
+        draw_net(table.model_dump(mode="json"), draw)
+        show.say(f"drawn: {draw}")
+    if as_json:
+        print(table.model_dump_json())
+        return
+    layers = [
+        [row.name, *(f"{n:,}" for n in (row.parameters, row.forward, row.error, row.gradient, row.update))]
+        for row in table.layers
+    ]
+    show.table(
+        f"{task}: operations per batch by layer, mode {mode}",
+        ("layer", "parameters", "forward", "error signal", "weight gradient", "update"),
+        layers,
+    )
+    rows = []
+    for row in table.widths:
+        drop = (
+            ["-", "-"]
+            if row.feddrop_keep is None
+            else [f"{row.feddrop_keep:.2f}", f"{row.feddrop_operations:,}"]
+        )
+        over = " (over)" if row.feddrop_within_budget is False else ""
+        cells = [str(row.width), ", ".join(row.frozen) or "none", f"{row.operations:,}", f"{row.ratio:.2%}"]
+        rows.append(
+            [*cells, show.size(row.upload_bytes), show.size(row.memory_bytes), drop[0], drop[1] + over]
+        )
+    show.table(
+        f"{task}: widths, mode {mode}",
+        ("width", "frozen", "operations", "ratio", "upload", "memory", "FedDrop keep", "its operations"),
+        rows,
+        left=2,
+    )
+
+
+@with_settings(
+    without=(
+        "method",
+        "partition",
+        "partition_seed",
+        "splitting",
+        "options",
+        "sampling",
+        "level_draw",
+        "failure",
+        "over_select",
+        "workers",
+        "executor",
+        "eval_every",
+        "target",
+        "time_budget",
+        "checkpoint_seconds",
+        "seed",
+        "schedule",
+        "rounds",
+        "lr",
+        "data_dir",
+        "cohort",
+    )
+)
+def plan(given: dict[str, Any], as_json: Json = False) -> None:
+    """From speeds and a deadline: what each device trains, how long it takes, and what that costs."""
+    given.pop("options", None)
+    settings = api.settings_of({**given, "cohort": 1})
+    api.check(settings)
+    planned = api.plan_table(settings)
+    if as_json:
+        print(json.dumps(planned))
+        return
+    rows = [
+        [
+            row["name"] or f"level {row['level']}",
+            str(row["devices"]),
+            show.number(row["speed"], 3),
+            str(row["width"]),
+            ", ".join(row["frozen"]) or "none",
+            show.number(row["seconds"]),
+            "yes" if row["fits"] else "no",
+            show.size(row["upload_bytes"]),
+            show.size(row["download_bytes"]),
+            show.size(row["memory_bytes"]),
+        ]
+        for row in planned["devices"]
+    ]
+    columns = (
+        "device",
+        "count",
+        "speed",
+        "width",
+        "frozen",
+        "seconds",
+        "in time",
+        "upload",
+        "download",
+        "memory",
+    )
+    show.table(
+        f"{settings.task}, assigned by {settings.assign}, prices {settings.mode}, "
+        f"deadline {_deadline(settings, planned)}",
+        columns,
+        rows,
+    )
+    psi = (
+        "infinite: no device trains the first layers"
+        if planned["psi"] is None
+        else show.number(planned["psi"], 3)
+    )
+    fedpmt, fedavg = show.number(planned["round_seconds"]), show.number(planned["fedavg_round_seconds"])
+    print(f"a FedPMT round takes {fedpmt} s, a FedAvg round {fedavg} s; psi is {psi}")
+
+
+def _deadline(settings: Settings, planned: dict[str, Any]) -> str:
+    if settings.deadline is not None:
+        return f"{settings.deadline:g} s"
+    return (
+        "none"
+        if settings.assign == "level"
+        else f"{planned['deadline']:.1f} s (the tightest that leaves nobody out)"
+    )
+
+
+@with_settings(
+    without=(
+        "method",
+        "partition",
+        "partition_seed",
+        "splitting",
+        "options",
+        "sampling",
+        "level_draw",
+        "failure",
+        "over_select",
+        "workers",
+        "executor",
+        "eval_every",
+        "target",
+        "time_budget",
+        "checkpoint_seconds",
+        "seed",
+        "schedule",
+        "rounds",
+        "data_dir",
+        "cohort",
+        "devices",
+        "levels",
+        "fleet",
+        "availability",
+        "assign",
+        "deadline",
+    )
+)
+def profile(
+    given: dict[str, Any],
+    name: Annotated[str, typer.Option(help="What to call this machine in the fleet CSV.")] = "this-machine",
+    repeat: Annotated[
+        int, typer.Option(help="Measurements per width; the median counts.", min=1, max=1000)
+    ] = 5,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine: seconds per sample and peak memory of each width, as a row for the fleet CSV."""
+    given.pop("options", None)
+    settings = api.settings_of(given)
+    measured = api.profile(settings, name, repeat)
+    if as_json:
+        print(json.dumps(measured))
+        return
+    rows = [
+        [
+            str(row["width"]),
+            ", ".join(row["frozen"]) or "none",
+            f"{1e6 * row['seconds_per_sample']:.1f}",
+            show.size(row["peak_bytes"]),
+        ]
+        for row in measured["widths"]
+    ]
+    show.table(
+        f"{settings.task}, batch {settings.batch}, on {name}",
+        ("width", "frozen", "microseconds a sample", "peak memory"),
+        rows,
+        left=2,
+    )
+    print(measured["csv"])

@@ -1,0 +1,59 @@
+"""`fedpmt report`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedpmt import records
+from fedpmt.cli import show
+from fedpmt.cli.runs import Json
+from fedpmt.settings import parse_number
+from fedpmt.types import SettingError
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page; its CSV stands beside it.")] = Path("report.html"),
+    targets: Annotated[str | None, typer.Option(help="Target accuracies, as 0.5,0.9.")] = None,
+    title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one web page with everything the runs show, and a tidy CSV."""
+    wanted = None if targets is None else [parse_number("targets", text) for text in targets.split(",")]
+    if wanted is not None and max(wanted) > 1:
+        raise SettingError(f"targets = '{targets}' is refused: accuracies are shares, at most 1")
+    found = [records.read_run(folder) for run in runs for folder in run_folders(run)]
+    from fedpmt.report import tables
+    from fedpmt.report.page import write_page
+
+    page, table = write_page(found, out, wanted, **({} if title is None else {"title": title}))
+    if as_json:
+        rows = tables.time_to_target(found, wanted or tables.default_targets(found))
+        print(
+            json.dumps(
+                {
+                    "page": str(page),
+                    "csv": str(table),
+                    "runs": len(found),
+                    "targets": [row.texts() for row in rows],
+                }
+            )
+        )
+        return
+    show.say(f"{len(found)} runs: {page}, {table}")
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The folder itself, or the run folders below it."""
+    if (folder / records.CONFIG).exists():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob(f"**/{records.CONFIG}")) if folder.is_dir() else []
+    if not found:
+        raise SettingError(f"run = '{folder}' is not a run folder, nor does it hold one")
+    return found

@@ -1,0 +1,254 @@
+"""`fedpmt run`, `fedpmt compare` and `fedpmt methods`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpmt import api, records
+from fedpmt.cli import show
+from fedpmt.cli.flags import options_for, with_settings
+from fedpmt.methods.registry import METHODS, fields, method_class
+from fedpmt.records import RunRecord
+from fedpmt.report import tables
+from fedpmt.settings import EXECUTION, Settings
+from fedpmt.types import SettingError
+
+RUNS = Path("runs")
+
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the records [default: a new one under runs/].", rich_help_panel="The run"),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Continue the run in the folder, to the bits it would have had.",
+        rich_help_panel="The run",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.", rich_help_panel="The run")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Show settings, prices and predicted time; train nothing.",
+        rich_help_panel="The run",
+    ),
+]
+Seeds = Annotated[str, typer.Option(help="Seeds, as 0-2,7.", rich_help_panel="Training")]
+
+
+@with_settings()
+def run(
+    given: dict[str, Any],
+    out: Out = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Train one method on a fleet of unequal devices. Without flags: FedPMT on embedded MNIST."""
+    settings = _settings(given, out, resume=resume)
+    if dry_run:
+        _predict(settings, as_json=as_json)
+        return
+    folder = out or _folder(settings, resume=resume)
+    finished = _run(folder, settings, resume=resume)
+    if as_json:
+        print(_result(finished))
+        return
+    show.table(
+        f"{settings.method} on {settings.data}, {settings.partition}",
+        ("", "value"),
+        show.as_rows(json.loads(_result(finished))),
+    )
+
+
+@with_settings(without=("method", "seed"))
+def compare(
+    given: dict[str, Any],
+    methods: Annotated[
+        list[str], typer.Argument(metavar="METHOD...", help="Two or more of `fedpmt methods`.")
+    ],
+    seeds: Seeds = "0",
+    out: Out = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Run several methods on the same data, fleet, budgets and seeds, and compare them."""
+    plans = [
+        _settings({**given, "method": method, "seed": seed}, None, resume=False, others=methods)
+        for seed in parse_seeds(seeds)
+        for method in methods
+    ]
+    if len({plan.method for plan in plans}) < len(methods):
+        raise SettingError("compare: a method is named twice")
+    for plan in plans:
+        api.check(plan)
+    first = plans[0]
+    parent = out or RUNS / _slug(f"compare-{first.task}-{first.data}-{first.partition}")
+    folders = [parent / f"{plan.method}-seed{plan.seed}" for plan in plans]
+    if not resume and any((folder / records.CONFIG).exists() for folder in folders):
+        if out is not None:
+            raise SettingError(
+                f"out = '{parent}' already holds runs; continue them with --resume or name another folder"
+            )
+        parent = _fresh(parent)
+        folders = [parent / folder.name for folder in folders]
+    finished = [_run(folder, plan, resume=resume) for folder, plan in zip(folders, plans, strict=True)]
+    if as_json:
+        print(json.dumps({"runs": [json.loads(_result(one)) for one in finished]}))
+        return
+    summary = [row.texts() for row in tables.summary(finished)]
+    show.table(
+        f"{first.task} on {first.data}, {first.partition}, prices {first.mode}",
+        list(summary[0]),
+        [list(row.values()) for row in summary],
+    )
+    targets = (first.target,) if first.target else tables.default_targets(finished)
+    if targets:
+        rows = [row.texts() for row in tables.time_to_target(finished, targets)]
+        show.table("Time to target", list(rows[0]), [list(row.values()) for row in rows], left=2)
+    show.say(f"records: {parent}")
+
+
+def methods(as_json: Json = False) -> None:
+    """List the methods and their own settings."""
+    known = {name: {key: default for key, (_, default) in fields(name).items()} for name in METHODS}
+    if as_json:
+        print(json.dumps(known))
+        return
+    rows = []
+    for name, options in known.items():
+        about = (method_class(name).__doc__ or "").strip().splitlines()[0]
+        shown = ", ".join(
+            f"{key}={value}" for key, value in options.items() if key not in Settings.model_fields
+        )
+        rows.append([name, about, shown])
+    show.table(
+        "Methods (set an option with --set METHOD.KEY=VALUE)",
+        ("method", "what it does", "options"),
+        rows,
+        left=3,
+    )
+
+
+def _settings(
+    given: dict[str, Any], out: Path | None, *, resume: bool, others: list[str] | None = None
+) -> Settings:
+    """What was typed, over the stored settings of the run that is resumed."""
+    stored = records.read_config(out) if resume and out is not None and out.is_dir() else None
+    method = given.get("method") or (stored or {}).get("method") or Settings.model_fields["method"].default
+    options = options_for(method, given.get("options", {}), others or ())
+    if stored is not None:
+        given = {**stored, **given}
+        options = {**stored["options"], **options}
+    return api.settings_of({**given, "options": options})
+
+
+def _run(folder: Path, settings: Settings, *, resume: bool) -> RunRecord:
+    show.say(f"{settings.method}, seed {settings.seed}: {folder}")
+    try:
+        with show.progress(f"{settings.method} seed {settings.seed}", settings.rounds) as on_round:
+            return api.run_in(
+                folder, settings, lambda: api.paper_problem_of(settings), resume=resume, on_round=on_round
+            )
+    except KeyboardInterrupt:
+        show.say(f"interrupted; continue with --resume --out {folder}")
+        raise
+
+
+def _result(finished: RunRecord) -> str:
+    if finished.result is None:
+        raise SettingError(f"'{finished.folder}' is not finished")
+    return finished.result.model_dump_json()
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^\w.]+", "-", text).strip("-")
+
+
+def _fresh(folder: Path) -> Path:
+    """The folder, or with the next free number behind it."""
+    number, candidate = 1, folder
+    while candidate.exists():
+        number += 1
+        candidate = folder.with_name(f"{folder.name}-{number}")
+    return candidate
+
+
+def _folder(settings: Settings, *, resume: bool) -> Path:
+    """A new folder under runs/; to resume, the latest there with these settings."""
+    base = RUNS / _slug(
+        f"{settings.method}-{settings.task}-{settings.data}-{settings.partition}-seed{settings.seed}"
+    )
+    if resume and RUNS.is_dir():
+        found = sorted(RUNS.glob(f"{base.name}*"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in found:
+            stored = records.read_config(path)
+            if (
+                stored is not None
+                and {key: value for key, value in stored.items() if key not in EXECUTION}
+                == settings.identity()
+            ):
+                return path
+    return _fresh(base)
+
+
+def _predict(settings: Settings, *, as_json: bool) -> None:
+    api.check(settings)
+    prediction = api.predict(settings)
+    if as_json:
+        print(json.dumps(prediction))
+        return
+    show.table("Settings", ("setting", "value"), show.as_rows(prediction["settings"]))
+    rows = [
+        [
+            row["part"],
+            str(row["level"]),
+            str(row["devices"]),
+            show.number(row["speed"], 3),
+            show.number(row["seconds"]),
+            row["outcome"],
+            show.size(row["upload_bytes"]),
+            show.size(row["memory_bytes"]),
+            show.number(row["operations"], 0),
+        ]
+        for row in prediction["devices"]
+    ]
+    columns = (
+        "trains",
+        "level",
+        "devices",
+        "speed",
+        "seconds",
+        "reply",
+        "upload",
+        "memory",
+        "operations a round",
+    )
+    show.table(f"{settings.method}: a first round, prices {settings.mode}", columns, rows)
+    one, whole = show.number(prediction["round_seconds"]), show.number(prediction["virtual_seconds"])
+    print(f"predicted: {one} s a round, {whole} s for {settings.rounds} rounds")
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds as a list.
+
+    >>> parse_seeds("0-2,7")
+    [0, 1, 2, 7]
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise SettingError(f"seeds = '{text}' is refused: write whole numbers and ranges, as 0-2,7")
+        seeds += range(int(first), int(last or first) + 1)
+    if len(set(seeds)) < len(seeds) or not seeds:
+        raise SettingError(f"seeds = '{text}' is refused: no seed, or one named twice")
+    return seeds

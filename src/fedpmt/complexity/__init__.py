@@ -1,0 +1,1 @@
+"""What a part of the model costs: operations per layer, memory, and the paper's complexity table."""

@@ -1,0 +1,76 @@
+"""The price of a part of the model, as plain numbers. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a device holds at the peak of one local step."""
+
+    weights: int
+    gradients: int
+    activations: int  # kept for the backward pass, for one batch
+    optimizer: int  # momentum
+    prefix_cache: int  # outputs of the frozen layers for all of the device's samples
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.activations + self.optimizer + self.prefix_cache
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Price of one batch of n^x samples for one Part.
+
+    >>> cost = Cost(10, 20, 15, 20, 5, share=0.7, memory=Memory(0, 0, 0, 0, 0))
+    >>> cost.operations
+    70
+    >>> [cost.round_operations(samples=12, epochs=2, batch=6, cached=cached) for cached in (False, True)]
+    [280.0, 260.0]
+    """
+
+    prefix: float  # forward of the frozen layers before the first trained one
+    forward: float  # forward of the others
+    error: float  # error signals e_{l,x}
+    gradient: float  # weight gradients D_{l,l-1}
+    update: float  # W - η_t D, one per trained parameter
+    share: float  # c_k relative to the full model's, what the clock multiplies with
+    memory: Memory
+
+    @property
+    def operations(self) -> float:
+        """One batch: forward, backward and update."""
+        return self.prefix + self.forward + self.error + self.gradient + self.update
+
+    @property
+    def memory_bytes(self) -> int:
+        """Peak training memory."""
+        return self.memory.total
+
+    def round_operations(self, *, samples: int, epochs: float, batch: int, cached: bool) -> float:
+        """The work of one local round; a cached prefix runs once per round instead of once per epoch."""
+        prefix_epochs = min(epochs, 1) if cached else epochs
+        return samples / batch * (epochs * (self.operations - self.prefix) + prefix_epochs * self.prefix)
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Price of one batch for one layer of the full model.
+
+    The operations of a suffix are Σ forward over all layers + Σ (error + gradient + update) over
+    the trained ones. `error` is what bringing the error signal to this layer's output adds.
+    """
+
+    name: str
+    kind: str  # conv, linear or other
+    units: int  # n_l: neurons, or filters
+    parameters: int
+    forward: float
+    error: float
+    gradient: float
+    update: float

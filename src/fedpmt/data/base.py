@@ -1,0 +1,47 @@
+"""What a simulation sees of data: a test set, and a shard for each device when it is asked for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fedpmt.types import Examples
+
+
+class FederatedData(ABC):
+    """Data spread over a fleet. Only `shard` and `label_counts` cost something, and only for their device."""
+
+    name: str
+    classes: int | None  # None: regression
+    devices: int  # |K|
+    test: Examples
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+        """The shape of one input; a dict of shapes where an input is a dict."""
+        if isinstance(self.test.inputs, Mapping):
+            return {name: tuple(array.shape[1:]) for name, array in self.test.inputs.items()}
+        return tuple(self.test.inputs.shape[1:])
+
+    @abstractmethod
+    def samples(self, device: int) -> int:
+        """How many samples the device holds, |D_k|."""
+
+    @abstractmethod
+    def shard(self, device: int) -> Examples:
+        """The device's samples; `ids` tell samples of the whole training set apart."""
+
+    @abstractmethod
+    def label_counts(self, device: int) -> np.ndarray | None:
+        """Samples per class of the device; None where targets are not one class per sample."""
+
+
+def count_labels(targets: object, classes: int | None) -> np.ndarray | None:
+    """Samples per class; None where targets are not one class per sample."""
+    if classes is None or not isinstance(targets, np.ndarray) or targets.ndim != 1:
+        return None
+    return np.bincount(targets, minlength=classes)

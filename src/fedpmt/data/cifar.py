@@ -1,0 +1,132 @@
+"""Read CIFAR-10 from its binary or its pickled batches."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fedpmt.data.folders import CIFAR_PICKLES, FILES, find, find_pickles
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SHAPE = (3, 32, 32)
+_PIXELS = 3 * 32 * 32
+_CLASSES = 10
+
+Batch = tuple[np.ndarray, np.ndarray]
+"""Images (N, 3, 32, 32) and labels (N,) of one file, as bytes."""
+
+
+def batches(folder: Path) -> Iterator[Batch]:
+    """The five batches to train on, then the one to test on, read one at a time to save memory."""
+    place, names, read = _found(folder)
+    expected: int | None = None
+    for name in names:
+        path = place / name
+        if not path.is_file():
+            raise SettingError(f"data = 'cifar10': {place} lacks {name}; run `fedpmt data get cifar10`")
+        images, labels = read(path)
+        # Files cut off between two images look sound alone; the equal counts of the six give them away.
+        if expected is not None and len(images) != expected:
+            raise SettingError(f"{path} is damaged: it holds {len(images)} images, {names[0]} {expected}")
+        expected = len(images)
+        if labels.max() >= _CLASSES:
+            raise SettingError(f"{path} is damaged: label {labels.max()} is not in 0 .. {_CLASSES - 1}")
+        yield images, labels
+
+
+def _found(folder: Path) -> tuple[Path, tuple[str, ...], Callable[[Path], Batch]]:
+    binary = find("cifar10", folder)
+    if binary is not None:
+        return binary, tuple(file.name for file in FILES["cifar10"]), _binary
+    pickled = find_pickles(folder)
+    if pickled is not None:
+        return pickled, CIFAR_PICKLES, _pickled
+    raise SettingError(f"data = 'cifar10' is not in {folder}; run `fedpmt data get cifar10`")
+
+
+def _binary(path: Path) -> Batch:
+    content = _bytes(path)
+    record = 1 + _PIXELS
+    if not content or len(content) % record:
+        raise SettingError(
+            f"{path} is damaged: its {len(content)} bytes are not whole images of {record} bytes"
+        )
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
+    return records[:, 1:].reshape(-1, *SHAPE), records[:, 0]
+
+
+def _pickled(path: Path) -> Batch:
+    content = _bytes(path)
+    try:
+        table = _Unpickler.table(content)
+    except Exception as error:  # a damaged pickle can raise anything
+        raise SettingError(f"{path} is damaged: it cannot be unpickled ({_one_line(error)})") from error
+    if not isinstance(table, Mapping):
+        raise SettingError(f"{path} is damaged: it holds no table")
+    fields = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in table.items()}
+    images, labels = fields.get("data"), fields.get("labels")
+    if (
+        not isinstance(images, np.ndarray)
+        or images.dtype != np.uint8
+        or images.ndim != 2
+        or images.shape[1] != _PIXELS
+    ):
+        raise SettingError(f"{path} is damaged: 'data' is not an array of bytes with {_PIXELS} columns")
+    if not isinstance(labels, list) or not all(
+        isinstance(label, int) and 0 <= label < 256 for label in labels
+    ):
+        raise SettingError(f"{path} is damaged: 'labels' is not a list of small whole numbers")
+    if len(images) != len(labels) or not labels:
+        raise SettingError(f"{path} is damaged: it holds {len(images)} images and {len(labels)} labels")
+    return images.reshape(-1, *SHAPE), np.array(labels, dtype=np.uint8)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """How newer protocols spell bytes in an old pickle; other codecs stay out of reach."""
+    if encoding not in ("latin1", "latin-1"):
+        raise pickle.UnpicklingError(f"the codec {encoding!r} is not admitted")
+    return text.encode("latin1")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Admits arrays and plain containers only: a pickle from elsewhere must not be able to run code."""
+
+    _RECONSTRUCT: ClassVar[Any] = np.empty(0).__reduce__()[0]
+    _ADMITTED: ClassVar[dict[tuple[str, str], Any]] = {
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+        ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+        ("_codecs", "encode"): _latin1,
+    }
+
+    @classmethod
+    def table(cls, content: bytes) -> Any:
+        """What a pickle of Python 2 or 3 holds."""
+        return cls(io.BytesIO(content), encoding="bytes").load()
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The few names that a pickled batch needs."""
+        try:
+            return self._ADMITTED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"{module}.{name} is not admitted") from None

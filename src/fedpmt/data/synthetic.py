@@ -1,0 +1,111 @@
+"""Synthetic(α, β) of Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx), MLSys 2020.
+
+Device k has a linear model of its own and inputs around a centre of its own:
+
+    u_k ~ N(0, α)    W_k, b_k ~ N(u_k, 1)    y = argmax(W_k x + b_k)
+    B_k ~ N(0, β)    v_k ~ N(B_k, 1)         x ~ N(v_k, Σ),  Σ_jj = j^-1.2
+
+α says how much the devices' models differ, β how much their inputs do; both are variances.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from fedpmt.data.base import FederatedData, count_labels
+from fedpmt.seeds import generator
+from fedpmt.types import Examples, SettingError
+
+CLASSES: Final = 10
+INPUT_SHAPE: Final = (60,)
+_TEST_SAMPLES: Final = 1_000
+_TEST_DEVICES: Final = 100
+
+
+def parse(name: str) -> tuple[float, float]:
+    """The α and β of a data set's name.
+
+    >>> parse("synthetic"), parse("synthetic:0,0.5")
+    ((1.0, 1.0), (0.0, 0.5))
+    """
+    if name == "synthetic":
+        return 1.0, 1.0
+    try:
+        numbers = [float(part) for part in name.removeprefix("synthetic:").split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) != 2 or not all(math.isfinite(number) and number >= 0 for number in numbers):
+        raise SettingError(
+            f"data = '{name}' is refused: write synthetic:ALPHA,BETA with two numbers of at least 0"
+        )
+    return numbers[0], numbers[1]
+
+
+class SyntheticData(FederatedData):
+    """A fleet of any size: each shard is drawn from its device's own generators when it is asked for."""
+
+    classes = CLASSES
+
+    def __init__(
+        self,
+        *,
+        alpha: float,
+        beta: float,
+        seed: int,
+        devices: int,
+        samples: int,
+        input_shape: tuple[int, ...] | None = None,
+    ) -> None:
+        self.name = f"synthetic:{alpha:g},{beta:g}"
+        self.devices = devices
+        self._alpha, self._beta, self._seed, self._samples = alpha, beta, seed, samples
+        self._shape = INPUT_SHAPE if input_shape is None else tuple(input_shape)
+        self.test = self._draw_test()
+
+    def samples(self, device: int) -> int:
+        """How many samples the device holds, |D_k|."""
+        self._check(device)
+        return self._samples
+
+    def shard(self, device: int) -> Examples:
+        """The device's samples, numbered through the fleet."""
+        self._check(device)
+        inputs, targets = self._draw(device, self._samples, "synthetic/train")
+        return Examples(inputs, targets, device * self._samples + np.arange(self._samples))
+
+    def label_counts(self, device: int) -> np.ndarray | None:
+        """How many of the device's samples each class has."""
+        return count_labels(self.shard(device).targets, self.classes)
+
+    def _check(self, device: int) -> None:
+        if not 0 <= device < self.devices:
+            raise IndexError(f"device {device} is not one of the {self.devices} devices")
+
+    def _draw_test(self) -> Examples:
+        """Fresh samples of devices spread evenly over the fleet, as many of each."""
+        asked = min(self.devices, _TEST_DEVICES)
+        each, extra = divmod(_TEST_SAMPLES, asked)
+        draws = [
+            self._draw(position * self.devices // asked, each + (position < extra), "synthetic/test")
+            for position in range(asked)
+        ]
+        inputs, targets = (np.concatenate(parts) for parts in zip(*draws, strict=True))
+        return Examples(inputs, targets, np.arange(_TEST_SAMPLES))
+
+    def _draw(self, device: int, count: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
+        size = math.prod(self._shape)
+        own = generator(self._seed, "synthetic/device", None, device)
+        model_mean = own.normal(0.0, math.sqrt(self._alpha))  # u_k ~ N(0, α)
+        input_mean = own.normal(0.0, math.sqrt(self._beta))  # B_k ~ N(0, β)
+        weights = own.normal(model_mean, 1.0, (CLASSES, size))  # W_k ~ N(u_k, 1)
+        bias = own.normal(model_mean, 1.0, CLASSES)  # b_k ~ N(u_k, 1)
+        centre = own.normal(input_mean, 1.0, size)  # v_k ~ N(B_k, 1)
+        # Σ_jj = j^-1.2
+        deviation = np.arange(1, size + 1) ** -0.6
+        inputs = generator(self._seed, purpose, None, device).normal(centre, deviation, (count, size))
+        # y = argmax(W_k x + b_k)
+        targets = (inputs @ weights.T + bias).argmax(axis=1)
+        return inputs.astype(np.float32).reshape(count, *self._shape), targets.astype(np.int64)

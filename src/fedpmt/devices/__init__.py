@@ -1,0 +1,1 @@
+"""Devices and fleets: who takes part, how fast it is and what it can hold."""

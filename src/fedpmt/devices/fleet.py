@@ -1,0 +1,269 @@
+"""The fleet: each device's speed κ_k, its link, its memory and how often it can be reached.
+
+Properties are arrays over the fleet, so that a million devices cost a few megabytes and no objects.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpmt.seeds import generator
+from fedpmt.settings import parse_number
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedpmt.settings import Settings
+
+BYTES_PER_MEGABIT = 1e6 / 8
+MIB = 2**20
+QUANTILE_LEVELS = 5
+"""Fleets with many different speeds are grouped into this many levels of equal size."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device as the clock and the planner see it."""
+
+    id: int
+    level: int  # 1 is the slowest
+    speed: float  # κ_k
+    uplink: float = math.inf  # bytes per second
+    downlink: float = math.inf
+    memory: float = math.inf  # bytes
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """All devices K."""
+
+    speeds: np.ndarray  # κ
+    levels: np.ndarray  # 1 is the slowest
+    level_speeds: tuple[float, ...]  # a level's speed, slowest first
+    uplinks: np.ndarray | None = None
+    downlinks: np.ndarray | None = None
+    memories: np.ndarray | None = None
+    availabilities: np.ndarray | None = None
+    names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.speeds)
+
+    def device(self, index: int) -> Device:
+        """One device, on the level it keeps."""
+        return Device(
+            id=index,
+            level=int(self.levels[index]),
+            speed=float(self.speeds[index]),
+            uplink=_at(self.uplinks, index),
+            downlink=_at(self.downlinks, index),
+            memory=_at(self.memories, index),
+            name=self.names[index % len(self.names)] if self.names else "",
+        )
+
+    def at_level(self, index: int, level: int) -> Device:
+        """One device as it would be on another level (levels redrawn each round)."""
+        device = self.device(index)
+        return Device(
+            device.id,
+            level,
+            self.level_speeds[level - 1],
+            device.uplink,
+            device.downlink,
+            device.memory,
+            device.name,
+        )
+
+    @cached_property
+    def members(self) -> tuple[np.ndarray, ...]:
+        """The devices of each level, slowest level first."""
+        return tuple(np.flatnonzero(self.levels == level + 1) for level in range(len(self.level_speeds)))
+
+    @cached_property
+    def profiles(self) -> tuple[tuple[Device, int], ...]:
+        """One device of each distinct kind with how many there are, slowest first."""
+        columns = [self.speeds, self.levels]
+        columns += [array for array in (self.uplinks, self.downlinks, self.memories) if array is not None]
+        if len(columns) == 2 and all(
+            np.ptp(self.speeds[members]) == 0 for members in self.members if len(members)
+        ):
+            # A fleet by levels: no need to sort a million rows to see its few kinds.
+            return tuple(
+                (self.device(int(members[0])), len(members)) for members in self.members if len(members)
+            )
+        _, first, counts = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_counts=True)
+        return tuple(
+            (self.device(int(index)), int(count)) for index, count in zip(first, counts, strict=True)
+        )
+
+
+def _at(array: np.ndarray | None, index: int) -> float:
+    return math.inf if array is None else float(array[index])
+
+
+def make_fleet(settings: Settings) -> Fleet:
+    """The fleet of a run: by levels, or as measured."""
+    if settings.fleet is None:
+        return from_levels(settings.levels, settings.devices, settings.partition_seed, settings.availability)
+    fleet = read_fleet(settings.fleet, settings.availability)
+    if len(fleet) != settings.devices:
+        raise SettingError(
+            f"fleet = '{settings.fleet}' lists {len(fleet)} devices, but devices = {settings.devices}"
+        )
+    return fleet
+
+
+def from_levels(spec: str, devices: int, seed: int, availability: float = 1.0) -> Fleet:
+    """A fleet from `--levels`.
+
+    >>> fleet = from_levels("1/5,1/2,1", 6, seed=0)
+    >>> fleet.level_speeds, fleet.levels.tolist()
+    ((0.2, 0.5, 1.0), [1, 2, 3, 1, 2, 3])
+    >>> sorted(from_levels("1/4x1,1", 4, seed=0).levels.tolist())
+    [1, 2, 2, 2]
+    """
+    availabilities = None if availability == 1 else np.full(devices, availability)
+    name, separator, numbers = spec.partition(":")
+    if separator:
+        return _drawn(name, numbers, spec, devices, seed, availabilities)
+    entries = [entry.strip().lower().partition("x") for entry in spec.split(",")]
+    speeds = [parse_number("levels", speed) for speed, _, _ in entries]
+    if any(slow >= fast for slow, fast in pairwise(speeds)):
+        raise SettingError(f"levels = '{spec}' is refused: speeds must rise, slowest first")
+    counts = [int(count) if count.isdigit() else -1 for _, _, count in entries]
+    if any(mark and count < 1 for (_, mark, _), count in zip(entries, counts, strict=True)):
+        raise SettingError(f"levels = '{spec}' is refused: a count is a positive whole number, as in 1/4x20")
+    if any(count > 0 for count in counts):
+        levels = _counted(spec, counts, devices, seed)
+    else:
+        levels = np.arange(devices) % len(speeds) + 1
+    return Fleet(np.array(speeds)[levels - 1], levels, tuple(speeds), availabilities=availabilities)
+
+
+def _counted(spec: str, counts: list[int], devices: int, seed: int) -> np.ndarray:
+    """Levels with given counts; those without one share the rest evenly."""
+    rest = devices - sum(count for count in counts if count > 0)
+    open_levels = [position for position, count in enumerate(counts) if count < 0]
+    if rest < 0 or (rest > 0 and not open_levels):
+        raise SettingError(f"levels = '{spec}' is refused: its counts do not add up to devices = {devices}")
+    for turn, position in enumerate(open_levels):
+        counts[position] = rest // len(open_levels) + (turn < rest % len(open_levels))
+    levels = np.repeat(np.arange(1, len(counts) + 1), counts)
+    return generator(seed, "fleet").permutation(levels)
+
+
+def _drawn(
+    name: str, numbers: str, spec: str, devices: int, seed: int, availabilities: np.ndarray | None
+) -> Fleet:
+    """Speeds drawn from a distribution, the fastest scaled to 1."""
+    rng = generator(seed, "fleet")
+    parameters = [parse_number("levels", number) for number in numbers.split(",")]
+    if name == "lognormal" and len(parameters) == 1:
+        speeds = rng.lognormal(0.0, parameters[0], devices)
+    elif name == "uniform" and len(parameters) == 2 and parameters[0] < parameters[1]:
+        speeds = rng.uniform(parameters[0], parameters[1], devices)
+    else:
+        raise SettingError.unknown("levels", spec, ["lognormal:SIGMA", "uniform:LOW,HIGH"])
+    return _grouped(speeds / speeds.max(), availabilities=availabilities)
+
+
+def _grouped(speeds: np.ndarray, **columns: np.ndarray | tuple[str, ...] | None) -> Fleet:
+    """Find the levels of measured speeds: the distinct speeds when they are few, else quantiles."""
+    distinct = np.unique(speeds)
+    if len(distinct) <= 2 * QUANTILE_LEVELS:
+        levels = np.searchsorted(distinct, speeds) + 1
+        level_speeds = tuple(float(speed) for speed in distinct)
+    else:
+        ranks = np.empty(len(speeds), dtype=np.int64)
+        ranks[np.argsort(speeds, kind="stable")] = np.arange(len(speeds))
+        levels = ranks * QUANTILE_LEVELS // len(speeds) + 1
+        level_speeds = tuple(
+            float(np.median(speeds[levels == level])) for level in range(1, QUANTILE_LEVELS + 1)
+        )
+    return Fleet(speeds, levels, level_speeds, **columns)  # type: ignore[arg-type]
+
+
+COLUMNS = {"speed", "name", "count", "uplink_mbps", "downlink_mbps", "memory_mib", "availability"}
+UNITS = {
+    "speed": 1.0,
+    "uplink_mbps": BYTES_PER_MEGABIT,
+    "downlink_mbps": BYTES_PER_MEGABIT,
+    "memory_mib": MIB,
+    "availability": 1.0,
+}
+
+
+def read_fleet(path: Path, availability: float = 1.0) -> Fleet:
+    """A fleet from a CSV: `speed` is needed; other columns say more; unknown ones are ignored."""
+    rows = _rows(path)
+    counts = [_count(path, line, row) for line, row in rows]
+    columns = {name: _column(path, name, rows, counts) for name in UNITS}
+    speeds = columns["speed"]
+    if speeds is None:
+        raise SettingError(f"fleet = '{path}' has no column 'speed' (its columns: {', '.join(rows[0][1])})")
+    availabilities = columns["availability"]
+    if availabilities is None and availability != 1:
+        availabilities = np.full(len(speeds), availability)
+    if availabilities is not None and availabilities.max() > 1:
+        raise SettingError(f"fleet = '{path}': availability is a chance, at most 1")
+    names = tuple(
+        row.get("name") or "" for (_, row), count in zip(rows, counts, strict=True) for _ in range(count)
+    )
+    return _grouped(
+        speeds,
+        uplinks=columns["uplink_mbps"],
+        downlinks=columns["downlink_mbps"],
+        memories=columns["memory_mib"],
+        availabilities=availabilities,
+        names=names if any(names) else (),
+    )
+
+
+def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            rows = [
+                (reader.line_num, {key: value or "" for key, value in row.items() if key is not None})
+                for row in reader
+            ]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SettingError(f"fleet = '{path}' cannot be read: {error}") from error
+    if not rows:
+        raise SettingError(f"fleet = '{path}' lists no device")
+    return rows
+
+
+def _count(path: Path, line: int, row: dict[str, str]) -> int:
+    text = (row.get("count") or "1").strip()
+    if not text.isdigit() or int(text) < 1:
+        raise SettingError(f"fleet = '{path}', line {line}: count = '{text}' is not a positive whole number")
+    return int(text)
+
+
+def _column(
+    path: Path, name: str, rows: list[tuple[int, dict[str, str]]], counts: list[int]
+) -> np.ndarray | None:
+    """One column as numbers, each row repeated by its count; an empty cell is "no limit"."""
+    if name not in rows[0][1]:
+        return None
+    values = []
+    for line, row in rows:
+        text = row[name].strip()
+        if not text and name != "speed":
+            values.append(1.0 if name == "availability" else math.inf)
+            continue
+        try:
+            values.append(parse_number(name, text) * UNITS[name])
+        except SettingError as error:
+            raise SettingError(f"fleet = '{path}', line {line}: {error}") from None
+    return np.repeat(np.array(values), counts)

@@ -1,0 +1,114 @@
+"""What a method is: a frozen value whose functions map state to state. Loads no torch.
+
+Its fields are hyperparameters; all that changes lives in values passed in and returned. It reads no
+clock and sends nothing: what it may know stands in its arguments, so the same object runs in the
+simulator and on real devices.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import numpy as np
+
+    from fedpmt.complexity.cost import Cost
+    from fedpmt.models.structure import Structure
+    from fedpmt.submodel.part import Part
+    from fedpmt.training.local import LocalWork
+    from fedpmt.training.messages import Client, Reply, Task
+    from fedpmt.types import Examples, Tensors
+
+S = TypeVar("S")
+D = TypeVar("D")
+PriceOf = Callable[["Part"], "Cost"]
+
+
+@dataclass(frozen=True)
+class Prototype:
+    """One architecture in play, with its initial weights w^1."""
+
+    structure: Structure
+    tensors: Tensors
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a method may know before the first round."""
+
+    prototypes: Mapping[str, Prototype]
+    population: int  # |K|
+    price: PriceOf
+    public: Examples | None = None  # unlabelled data, for methods that need some
+    validation: Examples | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a method may know of the round it is in."""
+
+    index: int  # t, from 0
+    price: PriceOf
+    generator: Callable[[str, int | None], np.random.Generator]
+
+    def rng(self, purpose: str, device: int | None = None) -> np.random.Generator:
+        """The generator of this purpose, round and device."""
+        return self.generator(purpose, device)
+
+
+@dataclass(frozen=True)
+class Step(Generic[S]):
+    """What aggregation gives."""
+
+    state: S
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    server_operations: float = 0.0
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """What is evaluated: the global model, or each device's own with something shared."""
+
+    kind: Literal["global", "split", "personal"]
+    model: str
+    tensors: Tensors
+
+
+class Method(ABC, Generic[S, D]):
+    """A federated method. S is the server's state, D what a device keeps between rounds."""
+
+    needs_all_replies: bool = False
+    """Whether `aggregate` must see all replies at once; else they are folded as they come."""
+
+    @abstractmethod
+    def init(self, setup: Setup) -> S:
+        """The server's state before the first round."""
+
+    @abstractmethod
+    def assign(self, state: S, client: Client, round: Round) -> Task:  # noqa: A002
+        """What this device is asked to do."""
+
+    @abstractmethod
+    def local(self) -> LocalWork[D]:
+        """What a device does with its task."""
+
+    @abstractmethod
+    def aggregate(self, state: S, replies: Iterable[Reply], round: Round) -> Step[S]:  # noqa: A002
+        """Fold the replies, in device order, into a new state; the old one is left as it was."""
+
+    @abstractmethod
+    def predictor(self, state: S) -> Predictor:
+        """What to evaluate."""
+
+    def cohort(self, state: S, round: Round) -> Sequence[int] | None:  # noqa: A002
+        """The devices to ask; None leaves it to the sampler."""
+        return None
+
+    def neutral(self) -> Self | None:
+        """The settings that reduce it to FedAvg when every device can do everything; None where there are none."""
+        return None

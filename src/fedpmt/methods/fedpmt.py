@@ -1,0 +1,46 @@
+"""FedPMT: Wu, Wang and Narayana, "Straggler-resilient Federated Learning: Tackling Computation
+Heterogeneity with Layer-wise Partial Model Training in Mobile Edge Network".
+
+Every device runs the whole model forward. A weak one back-propagates only through the last layers it
+can afford, and the server averages each layer over the devices that trained it (equation 7):
+
+    w^{t+1} = w^t + Σ_{k in S} A_k ∘ (w_k^{t+1} - w^t),   A_k[l] = f_k[l] / Σ_{k in S} f_k[l]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Self
+
+from fedpmt.complexity.budget import largest
+from fedpmt.methods.averaging import Averaged, PartAveraging
+from fedpmt.submodel.depth import widths
+
+if TYPE_CHECKING:
+    from fedpmt.methods.base import Round
+    from fedpmt.submodel.part import Part
+    from fedpmt.training.messages import Client
+
+
+@dataclass(frozen=True)
+class FedPMT(PartAveraging):
+    """Partial model training by depth, Algorithm 1 with both options."""
+
+    widths: int | None = None  # |I|; None: one per layer
+    splitting: Literal["server", "device"] = "server"  # Option I or Option II
+
+    def masks(self, state: Averaged) -> tuple[Part, ...]:
+        """Ξ_1 to Ξ_|I|, smallest first."""
+        return widths(state.structure, self.widths or len(state.structure.layers))
+
+    def part(self, state: Averaged, client: Client, round: Round) -> Part:  # noqa: A002
+        """Option I: the largest f_k within what the server knows the device can do."""
+        budget = client.budget
+        return largest(self.masks(state), lambda part: budget is None or budget.allows(round.price(part)))
+
+    def offer(self, state: Averaged, client: Client, round: Round) -> tuple[Part, ...]:  # noqa: A002
+        """Option II: all masks, and the device's choice travels up with its reply."""
+        return self.masks(state) if self.splitting == "device" else (self.part(state, client, round),)
+
+    def neutral(self) -> Self:
+        return replace(self, splitting="server")

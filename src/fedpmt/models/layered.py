@@ -1,0 +1,269 @@
+"""Any `nn.Module` as an ordered list of layers that can be run in two halves."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedpmt.models.axes import sequential_axes
+from fedpmt.models.structure import Axes, Layer, Structure
+from fedpmt.types import Arrays, SettingError, Tensors
+
+NORMS = (
+    nn.modules.batchnorm._BatchNorm,
+    nn.modules.instancenorm._InstanceNorm,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.LocalResponseNorm,
+)
+
+
+class LayeredModel:
+    """A module, its layers in the order of the forward pass, and ways to run it on given tensors.
+
+    Weights are arguments, never state: the module only lends its forward pass. It is changed while
+    it runs, so each thread works on its own `clone`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        stages: Sequence[tuple[str, Sequence[str]]],
+        axes: Axes | None,
+        composable: bool,
+    ) -> None:
+        self.module = module
+        self.composable = composable
+        self._stages = tuple((name, tuple(paths)) for name, paths in stages)
+        self._halves: dict[tuple[int, int], tuple[nn.Module, dict[str, str]]] = {}
+        state = {name for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
+        parameters = dict(module.named_parameters())
+        layers = tuple(
+            Layer(
+                name,
+                tuple(n for n in parameters if _inside(n, paths)),
+                tuple(n for n, _ in module.named_buffers() if n in state and _inside(n, paths)),
+            )
+            for name, paths in self._stages
+        )
+        shapes = {n: tuple(t.shape) for n, t in (*module.named_parameters(), *module.named_buffers())}
+        covered = {name for layer in layers for name in layer.tensors}
+        self.structure = Structure(layers, {name: shapes[name] for name in covered}, axes)
+
+    def clone(self) -> LayeredModel:
+        """The same model for another thread."""
+        return LayeredModel(copy.deepcopy(self.module), self._stages, self.structure.axes, self.composable)
+
+    def initial(self) -> dict[str, Tensor]:
+        """A copy of the module's own weights."""
+        state = self.module.state_dict()
+        return {name: state[name].detach().clone().contiguous() for name in self.structure.tensors}
+
+    def set_training(self, trained: Sequence[bool]) -> None:
+        """Put trained layers in training mode; frozen ones stay as received, in evaluation mode."""
+        self.module.train(all(trained))
+        for (_, paths), on in zip(self._stages, trained, strict=True):
+            for path in paths:
+                self.module.get_submodule(path).train(on)
+
+    def forward(self, tensors: Tensors, inputs: Arrays) -> Tensor:
+        """Run the whole model on these tensors."""
+        return _call(self.module, dict(tensors), inputs)
+
+    def run(self, first: int, last: int, tensors: Tensors, inputs: Arrays) -> Tensor:
+        """Run layers `first` to `last - 1` (counted from 0) of a model that is a chain of its layers."""
+        if (first, last) not in self._halves:
+            self._halves[first, last] = self._chain(first, last)
+        chain, names = self._halves[first, last]
+        return _call(chain, {local: tensors[name] for name, local in names.items()}, inputs)
+
+    def prefix(self, cut: int, tensors: Tensors, inputs: Arrays) -> Tensor:
+        """The first `cut` layers, without a graph."""
+        with torch.no_grad():
+            return self.run(0, cut, tensors, inputs)
+
+    def suffix(self, cut: int, tensors: Tensors, hidden: Tensor) -> Tensor:
+        """The layers from `cut` on."""
+        return self.run(cut, len(self._stages), tensors, hidden)
+
+    def _chain(self, first: int, last: int) -> tuple[nn.Module, dict[str, str]]:
+        if not self.composable:
+            raise SettingError("this model is not a chain of its layers, so it cannot be run in halves")
+        paths = [path for _, stage in self._stages[first:last] for path in stage]
+        chain = nn.Sequential(*(self.module.get_submodule(path) for path in paths))
+        names = {}
+        for position, path in enumerate(paths):
+            for name in self.structure.tensors:
+                if _inside(name, (path,)):
+                    names[name] = f"{position}.{name[len(path) + 1 :]}"
+        return chain, names
+
+
+def _call(module: nn.Module, tensors: dict[str, Tensor], inputs: Arrays) -> Tensor:
+    # A dict of inputs is a call by keyword, as most modules with several inputs expect.
+    arguments, keywords = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
+    outputs: Tensor = functional_call(module, tensors, arguments, keywords)
+    return outputs
+
+
+def _inside(name: str, paths: Sequence[str]) -> bool:
+    return any(path == "" or name.startswith(f"{path}.") for path in paths)
+
+
+def layered(
+    module: nn.Module,
+    *,
+    layers: Sequence[str] | None = None,
+    example: Arrays | None = None,
+    axes: Axes | None = None,
+) -> LayeredModel:
+    """Find the layers of a module.
+
+    An `nn.Sequential` gives its own. For another module, `layers` names its submodules in the order
+    of the forward pass (a residual block is one layer), or they are found by running `example`, one
+    batch of inputs. What cannot be found is refused with the reason.
+
+    >>> net = nn.Sequential(OrderedDict(flat=nn.Flatten(), a=nn.Linear(4, 3), act=nn.ReLU(), b=nn.Linear(3, 2)))
+    >>> [layer.name for layer in layered(net).structure.layers]
+    ['a', 'b']
+    """
+    if layers is not None:
+        stages, composable = _declared(module, layers), False
+    elif isinstance(module, nn.Sequential):
+        stages, composable = (
+            _grouped([(path, module.get_submodule(path)) for path in _leaves(module, "")]),
+            True,
+        )
+        axes = axes or sequential_axes(module, [path for _, paths in stages for path in paths])
+    elif example is not None:
+        stages, composable = _found(module, example), False
+    else:
+        raise SettingError(
+            f"model: {type(module).__name__} is not an nn.Sequential; "
+            "name its layers in the order of the forward pass (layers=[...])"
+        )
+    if not stages:
+        raise SettingError(f"model: {type(module).__name__} has no layer with weights")
+    _check_cover(module, stages)
+    model = LayeredModel(module, stages, axes, composable)
+    if not composable and example is not None:
+        model.composable = _is_chain(model, example)
+    return model
+
+
+def _leaves(module: nn.Module, path: str) -> Iterator[str]:
+    """Paths of the modules a (nested) Sequential runs one after another."""
+    for name, child in module.named_children():
+        child_path = f"{path}.{name}" if path else name
+        if isinstance(child, nn.Sequential):
+            yield from _leaves(child, child_path)
+        else:
+            yield child_path
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _grouped(modules: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, list[str]]]:
+    """Each weighted module opens a layer; norms and stateless modules belong to the layer before."""
+    stages: list[tuple[str, list[str]]] = []
+    leading: list[str] = []
+    for path, module in modules:
+        if _has_weights(module) and (not stages or not isinstance(module, NORMS)):
+            stages.append((path, [*leading, path]))
+            leading = []
+        elif stages:
+            stages[-1][1].append(path)
+        else:
+            leading.append(path)
+    return stages
+
+
+def _declared(module: nn.Module, names: Sequence[str]) -> list[tuple[str, list[str]]]:
+    paths = [path for path, _ in module.named_modules()]
+    for name in names:
+        if name not in paths:
+            raise SettingError.unknown("model: layer", name, [path for path in paths if path])
+    return [(name, [name]) for name in names]
+
+
+def _found(module: nn.Module, example: Arrays) -> list[tuple[str, list[str]]]:
+    """The weighted children in the order in which the forward pass enters them."""
+    candidates: OrderedDict[str, nn.Module] = OrderedDict()
+
+    def descend(parent: nn.Module, path: str) -> None:
+        for name, child in parent.named_children():
+            child_path = f"{path}.{name}" if path else name
+            if isinstance(child, nn.Sequential | nn.ModuleList):
+                descend(child, child_path)
+            else:
+                candidates[child_path] = child
+
+    descend(module, "")
+    order: list[str] = []
+    hooks = [
+        child.register_forward_pre_hook(lambda _m, _a, path=path: order.append(path))
+        for path, child in candidates.items()
+    ]
+    was_training = module.training
+    try:
+        module.eval()
+        with torch.no_grad():
+            _call(module, {}, example)
+    finally:
+        module.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    weighted = [path for path in order if _has_weights(candidates[path])]
+    twice = next((path for path in weighted if weighted.count(path) > 1), None)
+    if twice is not None:
+        raise SettingError(
+            f"model: '{twice}' runs more than once in a forward pass, so its depth is not defined; "
+            "name the layers (layers=[...]) with it inside one of them"
+        )
+    return _grouped([(path, candidates[path]) for path in weighted])
+
+
+def _check_cover(module: nn.Module, stages: Sequence[tuple[str, Sequence[str]]]) -> None:
+    owners: dict[str, str] = {}
+    for layer, paths in stages:
+        for name, _ in module.named_parameters(remove_duplicate=False):
+            if _inside(name, paths):
+                if name in owners:
+                    raise SettingError(
+                        f"model: parameter '{name}' is in two layers, '{owners[name]}' and '{layer}'"
+                    )
+                owners[name] = layer
+    missing = [name for name, _ in module.named_parameters() if name not in owners]
+    if missing:
+        raise SettingError(
+            f"model: parameter '{missing[0]}' is in none of the layers "
+            f"({', '.join(name for name, _ in stages)}); wrap it in a submodule or name the layers (layers=[...])"
+        )
+    tied: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first = tied.setdefault(id(parameter), name)
+        if owners[first] != owners[name]:
+            raise SettingError(
+                f"model: '{first}' and '{name}' are one tensor in two layers, so it cannot be frozen in one and "
+                "trained in the other; name layers that hold both"
+            )
+
+
+def _is_chain(model: LayeredModel, example: Arrays) -> bool:
+    """Whether running the layers one after another is the forward pass; only then can a prefix be cached."""
+    model.composable = True
+    model.set_training([False] * len(model.structure.layers))
+    tensors = model.initial()
+    try:
+        with torch.no_grad():
+            chained = model.run(0, len(model.structure.layers), tensors, example)
+            return torch.equal(chained, model.forward(tensors, example))
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        return False

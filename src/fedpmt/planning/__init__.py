@@ -1,0 +1,1 @@
+"""From a deadline or a budget to what each device trains."""

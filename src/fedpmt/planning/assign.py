@@ -1,0 +1,87 @@
+"""Which width each device gets, and with it the budget that every other method must keep to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from fedpmt.complexity.budget import ROUNDING, Budget, largest
+from fedpmt.submodel.part import size
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from fedpmt.complexity.price import Price
+    from fedpmt.devices.fleet import Device, Fleet
+    from fedpmt.models.structure import Structure
+    from fedpmt.planning.times import Times
+    from fedpmt.submodel.part import Part
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Assigns FedPMT's widths by level or by deadline."""
+
+    structure: Structure
+    widths: tuple[Part, ...]  # Ξ_1 to Ξ_|I|, smallest first
+    price: Price
+    times: Times
+    assign: Literal["level", "deadline"]
+    deadline: float  # what widths are fitted to
+
+    def seconds(self, device: Device, part: Part, samples: int) -> float:
+        """T_k of a device that trains this part."""
+        down, up = self.traffic(part)
+        return self.times.training(device, self.price(part), samples) + self.times.transfer(device, down, up)
+
+    def traffic(self, part: Part) -> tuple[int, int]:
+        """Bytes down and up of a part."""
+        shapes = self.structure.shapes
+        down, up = (
+            FLOAT_BYTES * sum(size(s, shapes[n]) for n, s in half.items())
+            for half in (part.sent, part.trained)
+        )
+        return down, up
+
+    def width(self, device: Device, samples: int) -> Part:
+        """The mask of a device: its level's, or the largest that fits its deadline and memory."""
+        if self.assign == "level":
+            return self.widths[device.level - 1]
+        return largest(self.widths, lambda part: self.fits(device, part, samples))
+
+    def fits(self, device: Device, part: Part, samples: int) -> bool:
+        """Whether a device can train this part in time and in memory."""
+        in_time = self.seconds(device, part, samples) <= self.deadline * (1 + ROUNDING)
+        return in_time and self.price(part).memory_bytes <= device.memory
+
+    def budget(self, device: Device, samples: int) -> Budget:
+        """What FedPMT's width costs on this device: no method may cost more there."""
+        memory = math.inf if self.assign == "level" else device.memory
+        return Budget(self.price(self.width(device, samples)).operations, memory)
+
+
+def make_planner(
+    structure: Structure,
+    widths: tuple[Part, ...],
+    price: Price,
+    times: Times,
+    fleet: Fleet,
+    *,
+    assign: Literal["level", "deadline"],
+    deadline: float | None,
+    samples: int,
+) -> Planner:
+    """A planner for this fleet. Without a deadline, widths are fitted to the tightest that leaves nobody out."""
+    if assign == "level" and len(fleet.level_speeds) != len(widths):
+        raise SettingError(
+            f"assign = 'level' needs as many widths as levels: there are {len(widths)} widths and "
+            f"{len(fleet.level_speeds)} levels (set --widths or --levels, or use --assign deadline)"
+        )
+    planner = Planner(structure, widths, price, times, assign, math.inf if deadline is None else deadline)
+    if deadline is None and assign == "deadline":
+        # Kinds are sorted by speed: of very many, the slowest is among the first.
+        tightest = max(planner.seconds(device, widths[0], samples) for device, _ in fleet.profiles[:1000])
+        return replace(planner, deadline=tightest)
+    return planner

@@ -1,0 +1,155 @@
+"""What a run leaves behind: one folder, written so that a kill at any moment loses nothing that counts.
+
+    config.json            the resolved settings; the folder appears with it, in one step
+    rounds.jsonl           one line per round (`RoundRecord`)
+    checkpoint.safetensors where a resume continues
+    devices/               what devices keep between rounds, for methods that have such state
+    model.safetensors      the final model
+    result.json            the final numbers; its presence says that the run is finished
+
+Everything that is shown to a person is drawn from these files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedpmt.types import SettingError
+
+CONFIG, ROUNDS, RESULT = "config.json", "rounds.jsonl", "result.json"
+CHECKPOINT, MODEL_FILE, DEVICES = "checkpoint.safetensors", "model.safetensors", "devices"
+
+Outcome = Literal["arrived", "late", "failed", "surplus"]
+
+
+class Record(BaseModel):
+    """A frozen value that reads and writes as JSON."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class DeviceRecord(Record):
+    """One device in one round. `late` and `failed` devices were asked but are not in the average."""
+
+    device: int
+    level: int  # 1 is the slowest level
+    speed: float  # κ_k, relative to the fastest level
+    part: str  # what it trained, e.g. "width 3" or "keep 0.54"
+    samples: int  # |D_k|
+    seconds: float  # T_k: training plus transfer, virtual
+    transfer_seconds: float = 0.0
+    outcome: Outcome = "arrived"
+    bytes_up: int = 0
+    bytes_down: int = 0
+    operations: float = 0.0
+
+
+class RoundRecord(Record):
+    """One round. Bytes, operations and `round_seconds` are of this round; `virtual_seconds` is the clock after it."""
+
+    round: int  # t, from 1
+    virtual_seconds: float
+    round_seconds: float
+    bytes_up: int
+    bytes_down: int
+    overhead_bytes: int = 0  # descriptions of parts: level ids, index lists, masks
+    operations: float
+    wasted_operations: float = 0.0  # spent by devices whose reply did not count
+    server_operations: float = 0.0
+    learning_rate: float = 0.0  # η_t
+    layers: dict[str, int]  # how many devices trained each layer: Σ_k f_k[l]
+    devices: tuple[DeviceRecord, ...]
+    accuracy: float | None = None  # None where the round was not evaluated
+    loss: float | None = None
+    accuracy_by_level: dict[str, float] | None = (
+        None  # test accuracy, classes weighted as that level's devices hold them
+    )
+    accuracy_by_class: dict[str, float] | None = None
+    metrics: dict[str, float] = {}
+
+
+class ResultRecord(Record):
+    """The last line of a run, also what `--json` prints."""
+
+    method: str
+    task: str
+    seed: int
+    rounds: int
+    accuracy: float | None
+    loss: float | None = None
+    virtual_seconds: float
+    bytes_up: int
+    bytes_down: int
+    operations: float
+    weights_sha256: str
+    evaluates: Literal["global", "split", "personal"] = "global"
+    stopped: Literal["rounds", "target", "time-budget"] = "rounds"
+    run: str = ""  # the folder
+    data: str = ""
+    partition: str = ""
+
+
+class RunRecord(Record):
+    """A run as read back from its folder; `result` is None while it is not finished."""
+
+    folder: Path
+    settings: dict[str, Any]
+    rounds: tuple[RoundRecord, ...]
+    result: ResultRecord | None
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file in one step: a reader sees the old content or the new, never a part."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """The settings a run folder was made with; None where there is no run."""
+    path = folder / CONFIG
+    if not path.exists():
+        return None
+    try:
+        config = json.loads(path.read_bytes())
+        settings = config["settings"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SettingError(f"{path} is not a run's configuration ({error})") from error
+    if not isinstance(settings, dict):
+        raise SettingError(f"{path} is not a run's configuration (settings is not a table)")
+    return settings
+
+
+def read_rounds(path: Path) -> tuple[RoundRecord, ...]:
+    """The whole lines of a round file; a last line cut off by a kill does not count."""
+    if not path.exists():
+        return ()
+    lines = path.read_bytes().split(b"\n")[:-1]
+    try:
+        return tuple(RoundRecord.model_validate_json(line) for line in lines)
+    except ValidationError as error:
+        raise SettingError(f"{path} holds a line that is not a round ({error.errors()[0]['msg']})") from error
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read one run folder, finished or not."""
+    settings = read_config(folder)
+    if settings is None:
+        raise SettingError(f"'{folder}' is not a run folder (no {CONFIG} in it)")
+    result = folder / RESULT
+    try:
+        final = ResultRecord.model_validate_json(result.read_bytes()) if result.exists() else None
+    except ValidationError as error:
+        raise SettingError(f"{result} is not a run's result ({error.errors()[0]['msg']})") from error
+    return RunRecord(folder=folder, settings=settings, rounds=read_rounds(folder / ROUNDS), result=final)

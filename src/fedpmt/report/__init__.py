@@ -1,0 +1,44 @@
+"""Tables, figures and one web page, drawn from the records of runs and from nothing else.
+
+>>> from fedpmt.report import default_targets
+>>> default_targets([])
+()
+"""
+
+from __future__ import annotations
+
+from fedpmt.report.figures import accuracy, accuracy_by_class, accuracy_by_level, busy, layers
+from fedpmt.report.groups import Group, group_runs, run_labels
+from fedpmt.report.page import write_page
+from fedpmt.report.quantities import Spread
+from fedpmt.report.tables import (
+    SummaryRow,
+    TargetRow,
+    default_targets,
+    first_reaching,
+    summary,
+    tidy,
+    time_to_target,
+    write_csv,
+)
+
+__all__ = [
+    "Group",
+    "Spread",
+    "SummaryRow",
+    "TargetRow",
+    "accuracy",
+    "accuracy_by_class",
+    "accuracy_by_level",
+    "busy",
+    "default_targets",
+    "first_reaching",
+    "group_runs",
+    "layers",
+    "run_labels",
+    "summary",
+    "tidy",
+    "time_to_target",
+    "write_csv",
+    "write_page",
+]

@@ -1,0 +1,128 @@
+"""Small pieces of HTML; every text that comes from a record is escaped here or by `escape` itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from fedpmt.report.groups import group_runs
+from fedpmt.report.theme import looks_of, new_figure, themed, to_svg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from matplotlib.axes import Axes
+
+    from fedpmt.records import RunRecord
+    from fedpmt.report.groups import Group
+    from fedpmt.report.theme import Look
+
+
+@dataclass(frozen=True)
+class Material:
+    """What all sections draw from, worked out once."""
+
+    runs: tuple[RunRecord, ...]
+    groups: list[Group]
+    looks: dict[str, Look]
+    targets: tuple[float, ...]
+
+    @classmethod
+    def of(cls, runs: Sequence[RunRecord], targets: Sequence[float]) -> Material:
+        """Group the runs and give each group its look."""
+        groups = group_runs(runs)
+        return cls(tuple(runs), groups, looks_of(groups), tuple(targets))
+
+
+def section(identity: str, title: str, *parts: str) -> str:
+    """A titled section that links can point at."""
+    body = "\n".join(part for part in parts if part)
+    return f'<section id="{identity}">\n<h2>{escape(title)}</h2>\n{body}\n</section>'
+
+
+def note(text: str) -> str:
+    """A line of explanation; nothing for no text."""
+    return f'<p class="note">{escape(text)}</p>' if text else ""
+
+
+def panel_title(panel: str) -> str:
+    """The heading of a panel; none where there is only one."""
+    return f"<h3>{escape(panel)}</h3>" if panel else ""
+
+
+@themed
+def picture(
+    name: str,
+    title: str,
+    size: tuple[float, float],
+    draw: Callable[[Axes], None],
+    aside: str = "",
+    css: str = "",
+) -> str:
+    """One panel as an inline SVG with its caption above it."""
+    figure = new_figure(*size)
+    draw(figure.subplots())
+    caption = escape(title) + (f" <span>{escape(aside)}</span>" if aside else "")
+    opening = f'<figure class="{css}">' if css else "<figure>"
+    return f"{opening}<figcaption>{caption}</figcaption>\n{to_svg(figure, name, f'{title} {aside}'.strip())}</figure>"
+
+
+def swatch(look: Look) -> str:
+    """A short piece of a group's line."""
+    dashes = (
+        f' stroke-dasharray="{" ".join(f"{part * 1.5:g}" for part in look.dashes)}"' if look.dashes else ""
+    )
+    line = f'<path d="M1 5H25" stroke="{look.variable}" stroke-width="3"{dashes}></path>'
+    return f'<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true">{line}</svg>'
+
+
+def box(css: str, colour: str = "") -> str:
+    """A small square in a legend."""
+    fill = f' style="--fill: {colour}"' if colour else ""
+    return f'<span class="box {css}"{fill}></span>'
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Marks (HTML) and what they stand for (text)."""
+    return (
+        '<ul class="legend">' + "".join(f"<li>{mark}{escape(text)}</li>" for mark, text in entries) + "</ul>"
+    )
+
+
+def line_legend(looks: Mapping[str, Look]) -> str:
+    """Which line is whose; left out where there is only one."""
+    return legend((swatch(look), line) for line, look in looks.items()) if len(looks) > 1 else ""
+
+
+def named(line: str, look: Look | None) -> str:
+    """The name of a group beside its mark."""
+    return f'<span class="name">{swatch(look) if look else ""}{escape(line)}</span>'
+
+
+def table(head: Iterable[str], rows: Iterable[str], css: str = "") -> str:
+    """A table that scrolls sideways where it does not fit; rows are HTML, the head is text."""
+    cells = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
+    opening = f'<table class="{css}">' if css else "<table>"
+    body = "\n".join(rows)
+    return (
+        f'<div class="scroll">{opening}<thead><tr>{cells}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+    )
+
+
+def panel_row(panel: str, columns: int) -> str:
+    """A row that heads the groups of a panel; none where there is only one panel."""
+    return (
+        f'<tr class="panel"><th scope="rowgroup" colspan="{columns}">{escape(panel)}</th></tr>'
+        if panel
+        else ""
+    )
+
+
+def details(title: str, *parts: str) -> str:
+    """What a reader opens when it is needed."""
+    return (
+        f"<details><summary>{escape(title)}</summary>\n"
+        + "\n".join(part for part in parts if part)
+        + "\n</details>"
+    )

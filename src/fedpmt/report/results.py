@@ -1,0 +1,139 @@
+"""The two tables of the page: what each group of runs ended with, and what a target took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import TYPE_CHECKING
+
+from fedpmt.report.markup import named, note, panel_row, section, table
+from fedpmt.report.quantities import (
+    Unit,
+    bytes_unit,
+    count_unit,
+    percent_unit,
+    plain_unit,
+    show,
+    split,
+    time_unit,
+)
+from fedpmt.report.tables import summary, time_to_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from fedpmt.report.markup import Material
+    from fedpmt.report.quantities import Spread
+    from fedpmt.report.tables import SummaryRow, TargetRow
+
+UnitFor = Callable[[float], Unit]
+
+COLUMNS: dict[str, tuple[str, UnitFor]] = {
+    "final accuracy": ("accuracy", percent_unit),
+    "best accuracy": ("best_accuracy", percent_unit),
+    "loss": ("loss", plain_unit),
+    "rounds": ("rounds", plain_unit),
+    "virtual time": ("virtual_seconds", time_unit),
+    "uploaded": ("bytes_up", bytes_unit),
+    "downloaded": ("bytes_down", bytes_unit),
+    "device operations": ("operations", count_unit),
+    "wasted": ("wasted_share", percent_unit),
+    "replies counted": ("counted_share", percent_unit),
+}
+
+
+def summary_section(material: Material, address: str) -> str:
+    """One row per group of runs, and the way to the whole table."""
+    rows = summary(material.runs)
+    units = {
+        name: _one_unit((getattr(row, name) for row in rows), unit_for) for name, unit_for in COLUMNS.values()
+    }
+    body, panel = list[str](), ""
+    for row in rows:
+        if row.panel != panel:
+            panel = row.panel
+            body.append(panel_row(panel, len(COLUMNS) + 2))
+        cells = "".join(
+            _cell(getattr(row, name), units[name], best=_is_best(row, name, rows))
+            for name, _ in COLUMNS.values()
+        )
+        cells += f"<td>{row.runs}{_unfinished(row)}</td>"
+        body.append(f'<tr><th scope="row">{named(row.line, material.looks.get(row.line))}</th>{cells}</tr>')
+    words = (
+        "Mean ± standard deviation over seeds. "
+        if any(len(group.runs) > 1 for group in material.groups)
+        else ""
+    )
+    words += "Wasted is the share of device operations spent on replies that did not count."
+    words += " The best accuracy is bold." if len(rows) > 1 and any(row.accuracy for row in rows) else ""
+    link = f'<p class="after"><a class="button" href="{escape(address)}" download>All rounds as CSV</a></p>'
+    return section("summary", "Summary", note(words), table(["", *COLUMNS, "runs"], body), link)
+
+
+def _unfinished(row: SummaryRow) -> str:
+    left = row.runs - row.finished
+    return f"<small>{left} not finished</small>" if left else ""
+
+
+def _one_unit(spreads: Iterable[Spread | None], unit_for: UnitFor) -> UnitFor:
+    """The unit of the largest number, for all numbers of a column: they are there to be compared."""
+    unit = unit_for(max((spread.mean for spread in spreads if spread), default=0.0))
+    return lambda _: unit
+
+
+def _is_best(row: SummaryRow, name: str, rows: Sequence[SummaryRow]) -> bool:
+    if name not in ("accuracy", "best_accuracy"):
+        return False
+    rivals = [other for other in rows if other.panel == row.panel]
+    means = [value.mean for other in rivals if (value := getattr(other, name))]
+    own = getattr(row, name)
+    return own is not None and len(rivals) > 1 and own.mean == max(means)
+
+
+def _cell(value: Spread | None, unit_for: UnitFor, best: bool) -> str:
+    mean, deviation, unit = split(value, unit_for)
+    small = f"<small>{escape(deviation)}</small>" if deviation else ""
+    text = escape(f"{mean} {unit}".rstrip())
+    return f'<td class="best">{text}{small}</td>' if best else f"<td>{text}{small}</td>"
+
+
+def targets_section(material: Material) -> str:
+    """What it took to reach each target."""
+    title = "Time to target"
+    if not material.targets:
+        why = "no accuracy is recorded, or all are below 10 %"
+        return section("targets", title, note(f"There is no target that a run reached: {why}."))
+    rows = time_to_target(material.runs, material.targets)
+    lines: dict[tuple[str, str], list[TargetRow]] = {}
+    for row in rows:
+        lines.setdefault((row.panel, row.line), []).append(row)
+    body, panel = list[str](), ""
+    for (of_panel, line), own in lines.items():
+        if of_panel != panel:
+            panel = of_panel
+            body.append(panel_row(panel, len(own) + 1))
+        cells = "".join(_target_cell(row, rows) for row in own)
+        body.append(f'<tr><th scope="row">{named(line, material.looks.get(line))}</th>{cells}</tr>')
+    words = "Virtual time, round and bytes uploaded at the first evaluation at or above each accuracy."
+    words += " The soonest is bold." if len(lines) > 1 else ""
+    if any(0 < row.reached < row.runs for row in rows):
+        words += " Where only some seeds got there, the numbers are theirs."
+    head = ["", *(row.texts()["target"] for row in rows[: len(material.targets)])]
+    return section("targets", title, note(words), table(head, body))
+
+
+def _target_cell(row: TargetRow, rows: Sequence[TargetRow]) -> str:
+    if row.seconds is None:
+        return '<td class="none">-<small>not reached</small></td>'
+    same = [other for other in rows if other.target == row.target]
+    rivals = [other for other in same if other.panel == row.panel]
+    # A mean over the seeds that got there is no match for one over all.
+    whole = [other for other in rivals if other.reached == other.runs] or rivals
+    soonest = min(other.seconds.mean for other in whole if other.seconds)
+    best = ' class="best"' if len(rivals) > 1 and row in whole and row.seconds.mean == soonest else ""
+    time = show(row.seconds, _one_unit((other.seconds for other in same), time_unit))
+    sent = show(row.bytes_up, _one_unit((other.bytes_up for other in same), bytes_unit))
+    texts = [f"round {show(row.rounds)}", sent]
+    texts += [f"{row.reached} of {row.runs} seeds"] if row.reached < row.runs else []
+    small = "".join(f"<small>{escape(text)}</small>" for text in texts)
+    return f"<td{best}>{escape(time)}{small}</td>"

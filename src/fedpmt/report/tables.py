@@ -1,0 +1,276 @@
+"""The numbers of a comparison: what each method ended with, and what it took to get to a target."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from fedpmt.records import write_atomically
+from fedpmt.report.groups import clean, differing_settings, group_runs, method_of, run_labels, settings_of
+from fedpmt.report.quantities import Spread, bytes_unit, count_unit, percent_unit, show, time_unit
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from fedpmt.records import RoundRecord, RunRecord
+
+STEPS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
+OUTCOMES = ("arrived", "late", "failed", "surplus")
+
+Cell = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """Where a run first stood at a target accuracy."""
+
+    round: int
+    seconds: float  # on the virtual clock
+    bytes_up: int  # by all devices, up to and with that round
+
+
+@dataclass(frozen=True)
+class TargetRow:
+    """A group of runs and one target; the spreads are over those runs that reached it."""
+
+    label: str
+    panel: str
+    line: str
+    method: str
+    target: float
+    runs: int
+    reached: int
+    rounds: Spread | None
+    seconds: Spread | None
+    bytes_up: Spread | None
+
+    def texts(self) -> dict[str, str]:
+        """The cells as a person reads them, by column title."""
+        return {
+            "run": self.label,
+            "target": f"{100 * self.target:.6g} %",
+            "reached": f"{self.reached} of {self.runs}",
+            "round": show(self.rounds),
+            "virtual time": show(self.seconds, time_unit),
+            "uploaded": show(self.bytes_up, bytes_unit),
+        }
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """What a group of runs ended with, finished or not."""
+
+    label: str
+    panel: str
+    line: str
+    method: str
+    runs: int
+    finished: int
+    rounds: Spread | None
+    accuracy: Spread | None  # at the last evaluation
+    best_accuracy: Spread | None
+    loss: Spread | None
+    virtual_seconds: Spread | None
+    bytes_up: Spread | None
+    bytes_down: Spread | None
+    operations: Spread | None  # of the devices, counted or not
+    wasted_share: Spread | None  # of these operations, spent on replies that did not count
+    counted_share: Spread | None  # of the devices asked, those whose reply is in an average
+
+    def texts(self) -> dict[str, str]:
+        """The cells as a person reads them, by column title."""
+        return {
+            "run": self.label,
+            "runs": str(self.runs)
+            if self.finished == self.runs
+            else f"{self.runs} ({self.finished} finished)",
+            "rounds": show(self.rounds),
+            "accuracy": show(self.accuracy, percent_unit),
+            "best": show(self.best_accuracy, percent_unit),
+            "loss": show(self.loss),
+            "virtual time": show(self.virtual_seconds, time_unit),
+            "uploaded": show(self.bytes_up, bytes_unit),
+            "downloaded": show(self.bytes_down, bytes_unit),
+            "operations": show(self.operations, count_unit),
+            "wasted": show(self.wasted_share, percent_unit),
+            "replies counted": show(self.counted_share, percent_unit),
+        }
+
+
+def evaluated(run: RunRecord) -> list[tuple[RoundRecord, float]]:
+    """The rounds that have an accuracy, with it."""
+    return [
+        (step, step.accuracy)
+        for step in run.rounds
+        if step.accuracy is not None and math.isfinite(step.accuracy)
+    ]
+
+
+def uploaded(run: RunRecord) -> list[int]:
+    """The bytes sent up until after each round."""
+    return list(accumulate(step.bytes_up for step in run.rounds))
+
+
+def first_reaching(run: RunRecord, target: float) -> Milestone | None:
+    """The first evaluation at or above the target; None where there is none."""
+    for step, total in zip(run.rounds, uploaded(run), strict=True):
+        if step.accuracy is not None and step.accuracy >= target:
+            return Milestone(step.round, step.virtual_seconds, total)
+    return None
+
+
+def time_to_target(runs: Sequence[RunRecord], targets: Sequence[float]) -> list[TargetRow]:
+    """For each group of runs and each target: the first round, the virtual time and the bytes sent up."""
+    for target in targets:
+        if not 0 < target <= 1:
+            raise SettingError(
+                f"target = '{target}' is refused: an accuracy above 0 and up to 1 is needed, e.g. 0.9"
+            )
+    rows = []
+    for group in group_runs(runs):
+        for target in targets:
+            reached = [found for run in group.runs if (found := first_reaching(run, target)) is not None]
+            rows.append(
+                TargetRow(
+                    label=group.label,
+                    panel=group.panel,
+                    line=group.line,
+                    method=group.method,
+                    target=target,
+                    runs=len(group.runs),
+                    reached=len(reached),
+                    rounds=Spread.of(found.round for found in reached),
+                    seconds=Spread.of(found.seconds for found in reached),
+                    bytes_up=Spread.of(found.bytes_up for found in reached),
+                )
+            )
+    return rows
+
+
+def default_targets(runs: Sequence[RunRecord]) -> tuple[float, ...]:
+    """Up to five round accuracies that some run reaches, none below half of the best."""
+    best = max((accuracy for run in runs for _, accuracy in evaluated(run)), default=0.0)
+    return tuple(step for step in STEPS if best / 2 <= step <= best)[-5:]
+
+
+def summary(runs: Sequence[RunRecord]) -> list[SummaryRow]:
+    """One row per group of runs."""
+    rows = []
+    for group in group_runs(runs):
+        totals = [_totals(run) for run in group.runs]
+        spreads = {name: Spread.of(total[name] for total in totals) for name in totals[0]}
+        finished = sum(run.result is not None for run in group.runs)
+        rows.append(
+            SummaryRow(
+                group.label, group.panel, group.line, group.method, len(group.runs), finished, **spreads
+            )
+        )
+    return rows
+
+
+def _totals(run: RunRecord) -> dict[str, float | None]:
+    """The numbers of one run, from its rounds; from its result where no rounds are left."""
+    accuracies = [accuracy for _, accuracy in evaluated(run)]
+    losses = [step.loss for step in run.rounds if step.loss is not None]
+    outcomes = Counter(device.outcome for step in run.rounds for device in step.devices)
+    operations = sum(step.operations for step in run.rounds)
+    wasted = sum(step.wasted_operations for step in run.rounds)
+    result = run.result
+    totals: dict[str, float | None] = {
+        "rounds": len(run.rounds),
+        "accuracy": accuracies[-1] if accuracies else None,
+        "best_accuracy": max(accuracies, default=None),
+        "loss": losses[-1] if losses else None,
+        "virtual_seconds": run.rounds[-1].virtual_seconds if run.rounds else 0.0,
+        "bytes_up": sum(step.bytes_up for step in run.rounds),
+        "bytes_down": sum(step.bytes_down for step in run.rounds),
+        "operations": operations,
+        "wasted_share": wasted / operations if operations else None,
+        "counted_share": outcomes["arrived"] / outcomes.total() if outcomes else None,
+    }
+    if result is None:
+        return totals
+    if result.accuracy is not None:
+        totals["accuracy"] = result.accuracy
+    if not run.rounds:
+        for name in ("rounds", "virtual_seconds", "bytes_up", "bytes_down", "operations", "loss"):
+            totals[name] = getattr(result, name)
+    return totals
+
+
+def tidy(runs: Sequence[RunRecord]) -> list[dict[str, Cell]]:
+    """One row per run and round; every row has the same columns.
+
+    `bytes_*`, `operations` and `round_seconds` are of the round; `total_*` and `virtual_seconds` count
+    from the start. `asked` splits into `arrived`, `late`, `failed` and `surplus`. What not every run has
+    is in columns named `setting:`, `layer:` (devices that trained it), `accuracy_level:`,
+    `accuracy_class:` and `metric:`, empty where absent.
+    """
+    named = {"method", "task", "data", "partition", "seed"}
+    differing = [key for key in differing_settings(runs) if key not in named]
+    rows = []
+    for label, run in zip(run_labels(runs), runs, strict=True):
+        settings = settings_of(run)
+        head: dict[str, Cell] = {"run": label, "folder": clean(run.folder.name), "method": method_of(run)}
+        head |= {key: settings.get(key) for key in ("task", "data", "partition", "seed")}
+        head |= {f"setting:{key}": settings.get(key) for key in differing}
+        head["finished"] = run.result is not None
+        totals: dict[str, float] = {}
+        for step in run.rounds:
+            for name in ("bytes_up", "bytes_down", "operations"):
+                totals[f"total_{name}"] = totals.get(f"total_{name}", 0) + getattr(step, name)
+            rows.append(head | _round_cells(step, totals))
+    columns = dict.fromkeys(column for row in rows for column in row)
+    ordered = sorted(columns, key=lambda column: column.startswith(("layer:", "accuracy_", "metric:")))
+    return [{column: row.get(column) for column in ordered} for row in rows]
+
+
+def _round_cells(step: RoundRecord, totals: Mapping[str, float]) -> dict[str, Cell]:
+    outcomes = Counter[str](device.outcome for device in step.devices)
+    numbers = step.model_dump(include={*NUMBERS})
+    cells: dict[str, Cell] = {name: numbers[name] for name in NUMBERS}
+    cells |= totals
+    cells |= {"asked": len(step.devices), **{outcome: outcomes[outcome] for outcome in OUTCOMES}}
+    cells |= {f"layer:{clean(name)}": count for name, count in step.layers.items()}
+    cells |= {
+        f"accuracy_level:{clean(name)}": value for name, value in (step.accuracy_by_level or {}).items()
+    }
+    cells |= {
+        f"accuracy_class:{clean(name)}": value for name, value in (step.accuracy_by_class or {}).items()
+    }
+    return cells | {f"metric:{clean(name)}": value for name, value in step.metrics.items()}
+
+
+NUMBERS = (
+    "round", "accuracy", "loss", "virtual_seconds", "round_seconds", "bytes_up", "bytes_down", "overhead_bytes",
+    "operations", "wasted_operations", "server_operations", "learning_rate",
+)  # fmt: skip
+
+
+def write_csv(runs: Sequence[RunRecord], path: Path) -> None:
+    """Write `tidy(runs)` as CSV, in one step; runs without rounds leave only the header."""
+    rows = tidy(runs)
+    columns = (
+        list(rows[0]) if rows else ["run", "folder", "method", "task", "data", "partition", "seed", *NUMBERS]
+    )
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_file(path, text.getvalue())
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a text in one step; a place that cannot be written is the user's to change."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode("utf-8", errors="replace"))
+    except OSError as error:
+        raise SettingError(f"'{path}' cannot be written: {error.strerror or error}") from error

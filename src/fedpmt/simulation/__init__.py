@@ -1,0 +1,1 @@
+"""The virtual federation: sampling, clock, executors, the round loop and its checkpoints."""

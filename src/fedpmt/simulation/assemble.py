@@ -1,0 +1,99 @@
+"""Put a federation together from its settings."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedpmt.complexity.price import Price
+from fedpmt.devices.fleet import Fleet, make_fleet
+from fedpmt.planning.assign import Planner, make_planner
+from fedpmt.planning.times import Times
+from fedpmt.records import DEVICES
+from fedpmt.simulation.checkpoint import DeviceStore
+from fedpmt.simulation.executors import Executor, Parallel, Plain
+from fedpmt.simulation.loop import Federation
+from fedpmt.simulation.problem import Problem, draws_at_random
+from fedpmt.submodel.depth import widths
+from fedpmt.submodel.part import GLOBAL
+from fedpmt.training.local import LocalSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fedpmt.methods.base import Method
+    from fedpmt.settings import Settings
+
+
+def make_price(settings: Settings, problem: Problem) -> Price:
+    """What parts of this model cost under these settings."""
+    return Price(
+        problem.model,
+        mode=settings.mode,
+        batch=settings.batch,
+        samples=settings.samples,
+        cached=settings.prefix == "cache",
+        momentum=settings.momentum > 0,
+        example=problem.example(),
+        net=problem.net,
+    )
+
+
+def plan(settings: Settings, problem: Problem, fleet: Fleet) -> Planner:
+    """Who trains what."""
+    structure = problem.model.structure
+    price = make_price(settings, problem)
+    masks = widths(structure, settings.widths or problem.widths)
+    times = Times(price, settings.full_seconds, settings.epochs)
+    return make_planner(
+        structure,
+        masks,
+        price,
+        times,
+        fleet,
+        assign=settings.assign,
+        deadline=settings.deadline,
+        samples=settings.samples,
+    )
+
+
+@contextmanager
+def assembled(
+    settings: Settings, problem: Problem, method: Method[Any, Any], folder: Path
+) -> Iterator[Federation]:
+    """A federation ready to play; torch gets one thread per device while it lasts."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    executor: Executor | None = None
+    try:
+        fleet = make_fleet(settings)
+        planner = plan(settings, problem, fleet)
+        executor = make_executor(settings, problem)
+        store = DeviceStore(folder / DEVICES)
+        yield Federation(settings, problem, method, fleet, planner, planner.times, executor, store)
+    finally:
+        torch.set_num_threads(threads)
+        if executor is not None:
+            executor.close()
+
+
+def make_executor(settings: Settings, problem: Problem) -> Executor:
+    """Where local work runs; the numbers do not depend on it."""
+    models = {GLOBAL: problem.model}
+    local = LocalSettings(
+        settings.epochs,
+        settings.batch,
+        settings.lr,
+        settings.momentum,
+        settings.weight_decay,
+        settings.prefix,
+    )
+    stochastic = draws_at_random(problem.model, problem.example())
+    workers = settings.workers or os.cpu_count() or 1
+    if settings.executor == "plain":
+        return Plain(models, problem.objective, local, stochastic=stochastic)
+    return Parallel(models, problem.objective, local, workers, stochastic=stochastic)

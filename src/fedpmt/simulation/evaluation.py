@@ -1,0 +1,78 @@
+"""Test accuracy of what a method predicts with, in all and by class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedpmt.simulation.executors import Executor, to_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fedpmt.methods.base import Predictor
+    from fedpmt.training.local import LocalWork, Site
+    from fedpmt.types import Examples
+
+CHUNK = 500
+"""Fixed, so that the sums are taken in the same order however many workers there are."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over the test set."""
+
+    accuracy: float
+    loss: float | None
+    by_class: dict[str, float] | None
+
+
+def evaluate_global(
+    executor: Executor, predictor: Predictor, test: Examples, classes: int | None
+) -> Evaluation:
+    """The global model on the test set."""
+
+    def scores(site: Site, span: slice) -> tuple[np.ndarray, float]:
+        model = site.models[predictor.model]
+        model.set_training([False] * len(model.structure.layers))
+        batch = to_torch(test.take(span))
+        with torch.inference_mode():
+            outputs = model.forward(predictor.tensors, batch.inputs)
+            loss = float(site.objective.loss(outputs, batch.targets)) * len(batch)
+            return site.objective.score(outputs, batch.targets).numpy(), loss
+
+    spans = [slice(start, start + CHUNK) for start in range(0, len(test), CHUNK)]
+    results = list(executor.map(scores, spans))
+    each = np.concatenate([score for score, _ in results]).astype(np.float64)
+    return Evaluation(
+        float(each.mean()), sum(loss for _, loss in results) / len(test), by_class(each, test, classes)
+    )
+
+
+def by_class(scores: np.ndarray, test: Examples, classes: int | None) -> dict[str, float] | None:
+    """Mean score of each class; None for tasks without classes."""
+    if classes is None:
+        return None
+    labels = np.asarray(test.targets)
+    return {
+        str(label): float(scores[labels == label].mean())
+        for label in range(classes)
+        if (labels == label).any()
+    }
+
+
+def evaluate_personal(
+    executor: Executor, work: LocalWork[Any], predictor: Predictor, owners: Iterable[tuple[Any, Examples]]
+) -> Evaluation:
+    """Each device's own model on the test samples of the classes it holds; the mean over devices."""
+
+    def mean_score(site: Site, owner: tuple[Any, Examples]) -> float:
+        own, test = owner
+        with torch.inference_mode():
+            return float(work.evaluate(site, predictor.tensors, own, to_torch(test)).mean())
+
+    means = list(executor.map(mean_score, owners))
+    return Evaluation(float(np.mean(means)) if means else 0.0, None, None)

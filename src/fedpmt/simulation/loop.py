@@ -1,0 +1,327 @@
+"""The round loop: sample, assign, train, settle the clock, aggregate, evaluate, record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedpmt.methods.base import Prototype, Round, Setup
+from fedpmt.records import DeviceRecord, RoundRecord
+from fedpmt.seeds import Seeds
+from fedpmt.simulation.clock import settle
+from fedpmt.simulation.evaluation import evaluate_global, evaluate_personal
+from fedpmt.simulation.executors import Unit
+from fedpmt.simulation.sampling import SAMPLERS
+from fedpmt.simulation.schedule import learning_rate
+from fedpmt.submodel.depth import mask
+from fedpmt.submodel.part import GLOBAL
+from fedpmt.training.local import LocalSettings
+from fedpmt.training.messages import Capacity, Client, Reply, Task
+
+if TYPE_CHECKING:
+    from fedpmt.complexity.cost import Cost
+    from fedpmt.devices.fleet import Device, Fleet
+    from fedpmt.methods.base import Method
+    from fedpmt.planning.assign import Planner
+    from fedpmt.planning.times import Times
+    from fedpmt.records import Outcome
+    from fedpmt.settings import Settings
+    from fedpmt.simulation.checkpoint import DeviceStore
+    from fedpmt.simulation.executors import Executor
+    from fedpmt.simulation.problem import Problem
+    from fedpmt.submodel.part import Part
+    from fedpmt.types import Payload
+
+PERSONAL_DEVICES = 100
+"""Personal models are evaluated on at most this many of the devices that took part."""
+
+
+class DivergedError(ArithmeticError):
+    """The global model is no longer finite."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A device that was asked in this round, with what the clock makes of it."""
+
+    device: Device
+    task: Task
+    part: Part
+    cost: Cost
+    samples: int
+    seconds: float  # T_k, training and transfer
+    transfer: float
+    bytes_down: int
+    bytes_up: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands between two rounds: all that a resume needs."""
+
+    state: Any  # the method's
+    rounds: int = 0  # finished
+    virtual_seconds: float = 0.0
+    accepted: dict[int, int] | None = (
+        None  # device -> the last round whose reply counted; None without device state
+    )
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything that stays the same from round to round."""
+
+    settings: Settings
+    problem: Problem
+    method: Method[Any, Any]
+    fleet: Fleet
+    planner: Planner
+    times: Times
+    executor: Executor
+    store: DeviceStore
+
+    def start(self) -> Progress:
+        """Before the first round."""
+        model = self.problem.model
+        prototypes = {GLOBAL: Prototype(model.structure, model.initial())}
+        return Progress(self.method.init(Setup(prototypes, len(self.fleet), self.planner.price)))
+
+    def play(self, progress: Progress) -> tuple[Progress, RoundRecord]:
+        """One round of the federation."""
+        index = progress.rounds
+        seeds = Seeds(self.settings.seed, index)
+        round_ = Round(index, self.planner.price, seeds)
+        asked = [self.ask(progress, device, round_) for device in self.cohort(progress.state, round_)]
+        failed = [bool(seeds("failure", one.device.id).random() < self.settings.failure) for one in asked]
+        verdict = settle(
+            [one.seconds for one in asked],
+            failed,
+            self.settings.deadline,
+            min(self.settings.cohort, len(asked)),
+        )
+        arrived = [one for one, outcome in zip(asked, verdict.outcomes, strict=True) if outcome == "arrived"]
+
+        step = self.method.aggregate(progress.state, self.train(arrived, progress, seeds), round_)
+
+        accepted = progress.accepted
+        if accepted is not None or self.keeps_state:
+            accepted = {**(accepted or {}), **{one.device.id: index for one in arrived}}
+        progress = Progress(step.state, index + 1, progress.virtual_seconds + verdict.round_seconds, accepted)
+        record = self.record(progress, asked, verdict.outcomes, verdict.round_seconds)
+        record = record.model_copy(
+            update={"metrics": dict(step.metrics), "server_operations": step.server_operations}
+        )
+        last = progress.rounds == self.settings.rounds or self.out_of_time(progress)
+        if progress.rounds % self.settings.eval_every == 0 or last:
+            record = record.model_copy(update=self.evaluate(progress))
+        return progress, record
+
+    def out_of_time(self, progress: Progress) -> bool:
+        """Whether the virtual clock has passed the user's budget."""
+        return self.settings.time_budget is not None and progress.virtual_seconds >= self.settings.time_budget
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether devices keep something between rounds."""
+        from fedpmt.training.local import LocalWork
+
+        return type(self.method.local()).first is not LocalWork.first
+
+    def cohort(self, state: Any, round_: Round) -> list[Device]:
+        """Who is asked, in device order, each on its level of this round."""
+        chosen = self.method.cohort(state, round_)
+        if chosen is not None:
+            return [self.fleet.device(int(device)) for device in sorted(chosen)]
+        wanted = min(len(self.fleet), int(np.ceil(self.settings.cohort * self.settings.over_select)))
+        rng = round_.rng("cohort")
+        if self.settings.level_draw == "fixed":
+            ids = SAMPLERS[self.settings.sampling](wanted)(self.fleet, round_.index, rng)
+            return [self.fleet.device(int(device)) for device in ids]
+        ids = SAMPLERS["uniform"](wanted)(self.fleet, round_.index, rng)
+        levels = rng.permutation(np.arange(len(ids)) % len(self.fleet.level_speeds)) + 1
+        return [
+            self.fleet.at_level(int(device), int(level)) for device, level in zip(ids, levels, strict=True)
+        ]
+
+    def ask(self, progress: Progress, device: Device, round_: Round) -> Asked:
+        """Give a device its task, and find out what it will take."""
+        samples = self.problem.data.samples(device.id)
+        budget = self.planner.budget(device, samples)
+        by_server = self.settings.splitting == "server"
+        client = Client(
+            device.id,
+            device.level if by_server else None,
+            device.speed if by_server else None,
+            budget if by_server else None,
+            samples,
+            self.problem.data.label_counts(device.id),
+        )
+        task = self.method.assign(progress.state, client, round_)
+        if progress.accepted is not None:
+            task = replace(task, accepted_round=progress.accepted.get(device.id))
+        work = self.method.local()
+        part = (
+            task.offer[0]
+            if len(task.offer) == 1
+            else work.choose(task.offer, Capacity(device.id, device.speed, budget, samples), round_.price)
+        )
+        cost = work.cost(part, round_.price)
+        down, up = payload_bytes(task.tensors), work.upload_bytes(part, self.problem.model.structure)
+        transfer = self.times.transfer(device, down, up)
+        seconds = self.times.training(device, cost, samples, self.share(task, samples)) + transfer
+        return Asked(device, task, part, cost, samples, seconds, transfer, down, up)
+
+    def share(self, task: Task, samples: int) -> float:
+        """The share of all local steps that a device is asked for."""
+        steps = self.settings.epochs * -(-samples // self.settings.batch)
+        return 1.0 if task.steps is None else min(1.0, task.steps / steps)
+
+    def train(self, arrived: Iterable[Asked], progress: Progress, seeds: Seeds) -> Iterator[Reply]:
+        """The local rounds of those whose replies count; others are known not to, and are not computed."""
+        arrived = list(arrived)
+        work = self.method.local()
+        local = self.local_settings(progress.rounds)
+        units = (self.unit(one, work, progress.rounds, seeds, local) for one in arrived)
+        for one, (reply, own) in zip(arrived, self.executor.train(work, units), strict=True):
+            if self.keeps_state:
+                self.store.write(one.device.id, progress.rounds, own)
+            yield replace(reply, seconds=one.seconds)
+
+    def unit(self, one: Asked, work: Any, round_index: int, seeds: Seeds, local: LocalSettings) -> Unit:
+        """One device's work, with what it kept from its last accepted round."""
+        device = one.device.id
+        rng = partial(_for_device, seeds, device)
+        own = self.store.read(device, one.task.accepted_round)
+        if own is None and self.keeps_state:
+            own = work.first(device, partial(_for_device, Seeds(seeds.seed), device))
+        return Unit(
+            device, round_index, one.task, one.part, own, partial(self.problem.data.shard, device), rng, local
+        )
+
+    def local_settings(self, round_index: int) -> LocalSettings:
+        """How devices train in this round."""
+        s = self.settings
+        return LocalSettings(
+            s.epochs,
+            s.batch,
+            learning_rate(s.schedule, s.lr, round_index),
+            s.momentum,
+            s.weight_decay,
+            s.prefix,
+        )
+
+    def record(
+        self, progress: Progress, asked: list[Asked], outcomes: tuple[Outcome, ...], round_seconds: float
+    ) -> RoundRecord:
+        """What the round cost and who was in it."""
+        structure = self.problem.model.structure
+        coverage = dict.fromkeys((layer.name for layer in structure.layers), 0)
+        devices, operations, wasted, overhead = [], 0.0, 0.0, 0
+        for one, outcome in zip(asked, outcomes, strict=True):
+            counts = outcome == "arrived"
+            work = one.cost.round_operations(
+                samples=one.samples,
+                epochs=self.settings.epochs,
+                batch=self.settings.batch,
+                cached=self.planner.price.cached,
+            ) * self.share(one.task, one.samples)
+            if counts:
+                operations += work
+                for layer, trained in zip(coverage, mask(structure, one.part), strict=True):
+                    coverage[layer] += trained
+            else:
+                wasted += work * min(1.0, round_seconds / one.seconds) if one.seconds else 0.0
+            overhead += one.part.overhead_bytes
+            devices.append(
+                DeviceRecord(
+                    device=one.device.id,
+                    level=one.device.level,
+                    speed=one.device.speed,
+                    part=one.part.label,
+                    samples=one.samples,
+                    seconds=one.seconds,
+                    transfer_seconds=one.transfer,
+                    outcome=outcome,
+                    bytes_up=one.bytes_up if counts else 0,
+                    bytes_down=one.bytes_down,
+                    operations=work,
+                )
+            )
+        return RoundRecord(
+            round=progress.rounds,
+            virtual_seconds=progress.virtual_seconds,
+            round_seconds=round_seconds,
+            bytes_up=sum(device.bytes_up for device in devices),
+            bytes_down=sum(device.bytes_down for device in devices),
+            overhead_bytes=overhead,
+            operations=operations,
+            wasted_operations=wasted,
+            learning_rate=self.local_settings(progress.rounds - 1).learning_rate,
+            layers=coverage,
+            devices=tuple(devices),
+        )
+
+    def evaluate(self, progress: Progress) -> dict[str, Any]:
+        """Accuracy and loss on the test set, as fields of a round's record."""
+        predictor = self.method.predictor(progress.state)
+        data = self.problem.data
+        for name, tensor in predictor.tensors.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise DivergedError(
+                    f"training diverged: '{name}' is not finite after round {progress.rounds}; a smaller --lr may help"
+                )
+        if predictor.kind == "global":
+            found = evaluate_global(self.executor, predictor, data.test, data.classes)
+        else:
+            members = sorted(progress.accepted or {})[:PERSONAL_DEVICES]
+            owners = (
+                (self.store.read(device, (progress.accepted or {})[device]), self.personal_test(device))
+                for device in members
+            )
+            found = evaluate_personal(self.executor, self.method.local(), predictor, owners)
+        finite_loss = found.loss if found.loss is not None and np.isfinite(found.loss) else None
+        return {
+            "accuracy": found.accuracy,
+            "loss": finite_loss,
+            "accuracy_by_class": found.by_class,
+            "accuracy_by_level": self.by_level(found.by_class),
+        }
+
+    def personal_test(self, device: int) -> Any:
+        """The test samples of the classes that a device holds."""
+        counts = self.problem.data.label_counts(device)
+        test = self.problem.data.test
+        return test if counts is None else test.take(np.flatnonzero(counts[np.asarray(test.targets)] > 0))
+
+    def by_level(self, by_class: dict[str, float] | None, most: int = 50) -> dict[str, float] | None:
+        """Test accuracy with classes weighted as the devices of each level hold them."""
+        if by_class is None:
+            return None
+        result = {}
+        for level, members in enumerate(self.fleet.members, start=1):
+            counts = [self.problem.data.label_counts(int(device)) for device in members[:most]]
+            held = np.sum([count for count in counts if count is not None], axis=0)
+            if np.ndim(held) and held.sum() > 0:
+                result[str(level)] = float(
+                    sum(held[int(label)] * accuracy for label, accuracy in by_class.items()) / held.sum()
+                )
+        return result or None
+
+
+def _for_device(seeds: Seeds, device: int, purpose: str) -> np.random.Generator:
+    return seeds(purpose, device)
+
+
+def payload_bytes(payload: Payload) -> int:
+    """The bytes of the tensors that travel."""
+    return sum(
+        tensor.numel() * tensor.element_size() for tensors in payload.values() for tensor in tensors.values()
+    )
+
+
+OnRound = Callable[[RoundRecord], None]

@@ -1,0 +1,66 @@
+"""What a run will cost, without training anything."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpmt.methods.base import Round
+from fedpmt.seeds import Seeds
+from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.clock import settle
+
+if TYPE_CHECKING:
+    from fedpmt.methods.base import Method
+    from fedpmt.settings import Settings
+    from fedpmt.simulation.problem import Problem
+
+
+def predict(settings: Settings, problem: Problem, method: Method[Any, Any]) -> dict[str, Any]:
+    """The first round's devices, times and prices; the whole run at that pace."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        assembled(settings, problem, method, Path(folder)) as federation,
+    ):
+        progress = federation.start()
+        round_ = Round(0, federation.planner.price, Seeds(settings.seed, 0))
+        asked = [
+            federation.ask(progress, device, round_) for device in federation.cohort(progress.state, round_)
+        ]
+        verdict = settle(
+            [one.seconds for one in asked],
+            [False] * len(asked),
+            settings.deadline,
+            min(settings.cohort, len(asked)),
+        )
+        record = federation.record(progress, asked, verdict.outcomes, verdict.round_seconds)
+    rows: dict[tuple[int, str], dict[str, Any]] = {}
+    for one, shown in sorted(
+        zip(asked, record.devices, strict=True), key=lambda pair: (pair[1].level, pair[1].part)
+    ):
+        row = rows.setdefault(
+            (shown.level, shown.part),
+            {
+                "part": shown.part,
+                "level": shown.level,
+                "devices": 0,
+                "speed": shown.speed,
+                "seconds": shown.seconds,
+                "outcome": shown.outcome,
+                "upload_bytes": one.bytes_up,
+                "download_bytes": one.bytes_down,
+                "memory_bytes": one.cost.memory_bytes,
+                "operations": shown.operations,
+            },
+        )
+        row["devices"] += 1
+    return {
+        "settings": settings.model_dump(mode="json"),
+        "devices": list(rows.values()),
+        "round_seconds": verdict.round_seconds,
+        "virtual_seconds": verdict.round_seconds * settings.rounds,
+        "bytes_up": record.bytes_up * settings.rounds,
+        "bytes_down": record.bytes_down * settings.rounds,
+        "operations": record.operations * settings.rounds,
+    }

@@ -1,0 +1,113 @@
+"""Measure this machine: how long each width really takes, and how much memory it really needs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
+
+from fedpmt.seeds import Seeds
+from fedpmt.submodel.depth import mask, widths
+from fedpmt.submodel.part import GLOBAL
+from fedpmt.training.local import LocalSettings, LocalWork, Site, train
+from fedpmt.training.messages import Task
+from fedpmt.types import MODEL, Examples
+
+if TYPE_CHECKING:
+    from fedpmt.settings import Settings
+    from fedpmt.simulation.problem import Problem
+    from fedpmt.submodel.part import Part
+
+MIB = 2**20
+
+
+def profile(settings: Settings, problem: Problem, data: Examples, name: str, repeat: int) -> dict[str, Any]:
+    """Seconds per sample and peak memory of each width, on one thread as devices train; and a row for the fleet CSV.
+
+    The row's speed is relative to a device that trains one epoch of the full model in `full_seconds`.
+    """
+    local = LocalSettings(
+        settings.epochs,
+        settings.batch,
+        settings.lr,
+        settings.momentum,
+        settings.weight_decay,
+        settings.prefix,
+    )
+    site = Site({GLOBAL: problem.model}, problem.objective, local)
+    weights = problem.model.initial()
+    parts = widths(problem.model.structure, settings.widths or problem.widths)
+
+    def once(part: Part) -> None:
+        task = Task((part,), {MODEL: weights})
+        train(LocalWork(), site, task, part, None, data, Seeds(0, 0), device=0, round_index=0)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        once(parts[-1])  # the first call sets up libraries and is not like the others
+        times: dict[int, list[float]] = {number: [] for number in range(len(parts))}
+        for _ in range(repeat):
+            for number, part in enumerate(parts):
+                begun = time.perf_counter()
+                once(part)
+                times[number].append(time.perf_counter() - begun)
+        peaks = [_peak_bytes(lambda part=part: once(part)) for part in parts]
+    finally:
+        torch.set_num_threads(threads)
+    layers = problem.model.structure.layers
+    rows = [
+        {
+            "width": number + 1,
+            "frozen": [
+                layer.name
+                for layer, on in zip(layers, mask(problem.model.structure, part), strict=True)
+                if not on
+            ],
+            "seconds_per_sample": statistics.median(times[number]) / (len(data) * settings.epochs),
+            "peak_bytes": peaks[number],
+        }
+        for number, part in enumerate(parts)
+    ]
+    speed = settings.full_seconds / (rows[-1]["seconds_per_sample"] * settings.samples)  # type: ignore[operator]
+    return {
+        "task": settings.task,
+        "name": name,
+        "speed": speed,
+        "widths": rows,
+        "csv": _csv_row(name, speed, rows),
+    }
+
+
+def _peak_bytes(work: Any) -> int:
+    """The most memory that tensors held at once, as torch's own allocator saw it."""
+    with torch_profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        work()
+    held = peak = 0
+    for event in trace.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+def _csv_row(name: str, speed: float, rows: list[dict[str, Any]]) -> str:
+    columns = {
+        "name": name,
+        "speed": f"{speed:.6g}",
+        "memory_mib": f"{max(row['peak_bytes'] for row in rows) / MIB:.1f}",
+    }
+    columns |= {
+        f"seconds_per_sample_width_{row['width']}": f"{row['seconds_per_sample']:.3e}" for row in rows
+    }
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerow(columns)
+    return text.getvalue().rstrip("\n")

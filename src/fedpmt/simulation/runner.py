@@ -1,0 +1,241 @@
+"""A run from its settings to its folder of records, safe against a kill at any moment."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedpmt import records
+from fedpmt.records import ResultRecord, RoundRecord, write_atomically
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
+
+    from fedpmt.methods.base import Method
+    from fedpmt.settings import Settings
+    from fedpmt.simulation.loop import Federation, OnRound, Progress
+    from fedpmt.simulation.problem import Problem
+
+LOCK = ".lock"
+
+
+def open_folder(folder: Path, settings: Settings, *, resume: bool) -> None:
+    """Make the run's folder with its settings in it, in one step, or find the one to continue. Loads no torch."""
+    stored = records.read_config(folder) if folder.is_dir() else None
+    if stored is not None:
+        if not resume:
+            raise SettingError(
+                f"out = '{folder}' already holds a run; continue it with --resume or name another folder"
+            )
+        check_same(folder, stored, settings)
+        return
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingError(f"out = '{folder}' exists and is not a run folder")
+    config = json.dumps({"format": 1, "settings": settings.model_dump(mode="json")}, indent=1)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        try:
+            (temporary / records.CONFIG).write_text(config + "\n", encoding="utf-8")
+            temporary.chmod(0o755)
+            temporary.replace(folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise SettingError(f"out = '{folder}' cannot be written: {error.strerror}") from error
+
+
+def check_same(folder: Path, stored: Mapping[str, Any], settings: Settings) -> None:
+    """Refuse to continue a run with settings that are not its own."""
+    for key, value in settings.identity().items():
+        if key in stored and stored[key] != value:
+            raise SettingError(
+                f"out = '{folder}' is a run of another configuration: its {key} is '{stored[key]}', not '{value}'"
+            )
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Only one process works in a run folder."""
+    try:
+        handle = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise SettingError(f"out = '{folder}' cannot be written: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SettingError(f"out = '{folder}' is in use by another process") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over the rounds so far, and the last evaluation."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    operations: float = 0.0
+    accuracy: float | None = None
+    loss: float | None = None
+
+    def plus(self, record: RoundRecord) -> Totals:
+        """With one more round."""
+        evaluated = record.accuracy is not None
+        return Totals(
+            self.bytes_up + record.bytes_up,
+            self.bytes_down + record.bytes_down,
+            self.operations + record.operations,
+            record.accuracy if evaluated else self.accuracy,
+            record.loss if evaluated else self.loss,
+        )
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds."""
+
+    progress: Progress
+    totals: Totals
+    records_length: int  # bytes of rounds.jsonl that belong to it
+
+
+def simulate(
+    settings: Settings,
+    problem: Problem,
+    method: Method[Any, Any],
+    folder: Path,
+    on_round: OnRound | None = None,
+) -> ResultRecord:
+    """Play all rounds, or those that are missing; the folder must be open."""
+    with exclusive(folder):
+        finished = folder / records.RESULT
+        if finished.exists():
+            return ResultRecord.model_validate_json(finished.read_bytes())
+        from fedpmt.simulation.assemble import assembled
+
+        with assembled(settings, problem, method, folder) as federation:
+            return _play(federation, folder, on_round)
+
+
+def _play(federation: Federation, folder: Path, on_round: OnRound | None) -> ResultRecord:
+    from fedpmt.simulation.checkpoint import write_value
+
+    settings = federation.settings
+    saved = _continue(federation, folder)
+    progress, totals = saved.progress, saved.totals
+    lines = (folder / records.ROUNDS).open("ab")
+    lines.truncate(saved.records_length)
+
+    def checkpoint() -> None:
+        lines.flush()
+        write_value(folder / records.CHECKPOINT, Saved(progress, totals, lines.tell()))
+        federation.store.settle(progress.accepted or {})
+
+    stopped = _stop(federation, progress, totals)
+    written = time.monotonic()
+    try:
+        with lines:
+            while stopped is None:
+                progress, record = federation.play(progress)
+                totals = totals.plus(record)
+                lines.write(record.model_dump_json(exclude_defaults=True).encode() + b"\n")
+                lines.flush()
+                stopped = _stop(federation, progress, totals)
+                if stopped is not None or time.monotonic() - written >= settings.checkpoint_seconds:
+                    checkpoint()
+                    written = time.monotonic()
+                if on_round is not None:
+                    on_round(record)
+    except KeyboardInterrupt:
+        # Between two rounds the state is whole; in the middle of one, `progress` is still that of the last.
+        with (folder / records.ROUNDS).open("ab") as lines:
+            checkpoint()
+        raise
+    return _finish(federation, folder, progress, totals, stopped)
+
+
+def _continue(federation: Federation, folder: Path) -> Saved:
+    """Where the last checkpoint left off; what followed it is computed again, to the same bits."""
+    from fedpmt.simulation.checkpoint import read_value
+
+    path = folder / records.CHECKPOINT
+    if path.exists():
+        saved = read_value(path)
+        if not isinstance(saved, Saved):
+            raise SettingError(f"{path} is not a checkpoint")
+    else:
+        saved = Saved(federation.start(), Totals(), 0)
+    federation.store.recover(saved.progress.accepted or {})
+    return saved
+
+
+def _stop(
+    federation: Federation, progress: Progress, totals: Totals
+) -> Literal["rounds", "target", "time-budget"] | None:
+    settings = federation.settings
+    if settings.target is not None and totals.accuracy is not None and totals.accuracy >= settings.target:
+        return "target"
+    if federation.out_of_time(progress):
+        return "time-budget"
+    return "rounds" if progress.rounds >= settings.rounds else None
+
+
+def _finish(
+    federation: Federation, folder: Path, progress: Progress, totals: Totals, stopped: Any
+) -> ResultRecord:
+    from safetensors.torch import save
+
+    settings = federation.settings
+    predictor = federation.method.predictor(progress.state)
+    # With the module's own counters, so that the file loads strictly into the user's module.
+    state = {**federation.problem.model.module.state_dict(), **predictor.tensors}
+    write_atomically(
+        folder / records.MODEL_FILE,
+        save({name: tensor.detach().contiguous().clone() for name, tensor in state.items()}),
+    )
+    result = ResultRecord(
+        method=settings.method,
+        task=settings.task,
+        seed=settings.seed,
+        rounds=progress.rounds,
+        accuracy=totals.accuracy,
+        loss=totals.loss,
+        virtual_seconds=progress.virtual_seconds,
+        bytes_up=totals.bytes_up,
+        bytes_down=totals.bytes_down,
+        operations=totals.operations,
+        weights_sha256=weights_sha256(predictor.tensors),
+        evaluates=predictor.kind,
+        stopped=stopped,
+        run=str(folder),
+        data=settings.data,
+        partition=settings.partition,
+    )
+    write_atomically(folder / records.RESULT, result.model_dump_json(indent=1).encode() + b"\n")
+    return result
+
+
+def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """One number for all bits of a model."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().contiguous()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()

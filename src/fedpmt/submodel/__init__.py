@@ -1,0 +1,1 @@
+"""Which part of the model a device gets: by depth, by width, or by mask."""

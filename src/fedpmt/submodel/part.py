@@ -1,0 +1,125 @@
+"""What one device gets and trains. Loads no torch until a tensor is cut.
+
+Aggregation reads its coverage from the Part that was trained, so the two can never disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+GLOBAL = "global"
+"""The name of the one prototype that most methods have."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All of a tensor."""
+
+
+@dataclass(frozen=True, eq=False)
+class Indices:
+    """The grid of these positions, one sorted list per axis; None keeps an axis whole."""
+
+    axes: tuple[np.ndarray | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """The entries where a bit is set; they travel as one flat vector."""
+
+    bits: np.ndarray
+
+
+Selection: TypeAlias = Whole | Indices | Mask
+WHOLE = Whole()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a model: which tensors are sent to a device, and which of them it trains."""
+
+    model: str  # the prototype it is cut from
+    sent: Mapping[str, Selection]
+    trained: Mapping[str, Selection]
+    label: str  # what a person reads in records and tables
+    overhead_bytes: int = 0  # what it takes to tell the other side which part this is
+
+
+def size(selection: Selection, shape: tuple[int, ...]) -> int:
+    """How many entries of a tensor of this shape are selected.
+
+    >>> size(Indices((np.array([0, 2]), None)), (4, 3))
+    6
+    """
+    if isinstance(selection, Mask):
+        return int(selection.bits.sum())
+    return math.prod(local_shape(selection, shape))
+
+
+def local_shape(selection: Selection, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the tensor as a device works with it; a masked tensor keeps its shape."""
+    if isinstance(selection, Indices):
+        return tuple(
+            full if kept is None else len(kept) for full, kept in zip(shape, selection.axes, strict=True)
+        )
+    return shape
+
+
+def take(tensor: Tensor, selection: Selection) -> Tensor:
+    """Cut the selected entries out, as they travel. What is whole is not copied."""
+    if isinstance(selection, Whole):
+        return tensor
+    if isinstance(selection, Mask):
+        return tensor[_bits(selection)]
+    for axis, kept in enumerate(selection.axes):
+        if kept is not None:
+            tensor = tensor.index_select(axis, _index(kept))
+    return tensor
+
+
+def place(values: Tensor, selection: Selection, shape: tuple[int, ...]) -> Tensor:
+    """The tensor a device works with, from what travelled: masked-out entries are zero."""
+    if not isinstance(selection, Mask):
+        return values
+    local = values.new_zeros(shape)
+    local[_bits(selection)] = values
+    return local
+
+
+def add_at(target: Tensor, selection: Selection, values: Tensor | float) -> None:
+    """Add to the selected entries of a full tensor, in place."""
+    if isinstance(selection, Whole):
+        target += values
+    elif isinstance(selection, Mask):
+        target[_bits(selection)] += values
+    else:
+        target[grid(selection, tuple(target.shape))] += values
+
+
+def grid(selection: Indices, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Index tensors that broadcast to the selected grid."""
+    kept = [
+        np.arange(full) if axis is None else axis for full, axis in zip(shape, selection.axes, strict=True)
+    ]
+    return tuple(_index(index) for index in np.ix_(*kept))
+
+
+def _index(kept: np.ndarray) -> Tensor:
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(kept, dtype=np.int64))
+
+
+def _bits(selection: Mask) -> Tensor:
+    import torch
+
+    return torch.from_numpy(selection.bits)

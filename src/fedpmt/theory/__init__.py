@@ -1,0 +1,1 @@
+"""What the paper proves: the splitting constant ψ."""

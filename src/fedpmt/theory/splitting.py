@@ -1,0 +1,26 @@
+"""ψ, the constant by which model splitting widens the bound of Theorem 1 (Lemma 1)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def splitting_constant(shares: Sequence[float]) -> float:
+    """ψ = Σ_{i in I} 1 / Σ_{j >= i} p_j, with p_j the share of devices that train width j, smallest first.
+
+    It is |I| when every device trains the full model, and infinite when nobody does.
+
+    >>> splitting_constant([0, 0, 1.0])
+    3.0
+    >>> round(splitting_constant([0.5, 0.5]), 3)
+    3.0
+    """
+    total = 0.0
+    for width in range(len(shares)):
+        reach = math.fsum(shares[width:])
+        total += 1 / reach if reach > 0 else math.inf
+    return total

@@ -1,0 +1,253 @@
+"""Local work: the hooks a method may change, and the one local SGD loop that calls them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import torch
+
+from fedpmt.submodel.depth import frozen_prefix, mask
+from fedpmt.submodel.part import Mask, place, size, take
+from fedpmt.training.messages import Capacity, Reply, Task
+from fedpmt.types import MODEL, Examples, Scalar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from fedpmt.complexity.cost import Cost
+    from fedpmt.models.layered import LayeredModel
+    from fedpmt.models.structure import Structure
+    from fedpmt.submodel.part import Part
+    from fedpmt.training.objective import Objective
+    from fedpmt.types import Arrays, Payload, Tensors
+
+D = TypeVar("D")
+Rng = Callable[[str], "np.random.Generator"]
+FLOAT_BYTES = 4
+PREFIX_BATCH = 256
+"""Large enough to be fast, small enough that one layer's activations stay in memory."""
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """How a device trains, the same for all devices in a round."""
+
+    epochs: int  # E
+    batch: int
+    learning_rate: float  # η_t
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    prefix: Literal["cache", "recompute"] = "cache"
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a device has at hand: the nets' forward passes, the objective and the settings."""
+
+    models: Mapping[str, LayeredModel]
+    objective: Objective
+    settings: LocalSettings
+
+
+@dataclass
+class Run:
+    """One device's local round in progress."""
+
+    site: Site
+    task: Task
+    part: Part
+    params: dict[str, Tensor]  # trained, leaves of the graph
+    fixed: dict[str, Tensor]  # frozen tensors, and buffers, which the forward pass updates in trained layers
+    data: Examples  # what batches are drawn from: samples, or what the frozen prefix makes of them
+    forward: Callable[[Tensors, Arrays], Tensor]
+    steps: int = 0  # τ so far
+    memo: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors of the local model."""
+        return {**self.fixed, **self.params}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a device has to say after its local round."""
+
+    tensors: Payload
+    scalars: Mapping[str, Scalar] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class LocalWork(Generic[D]):
+    """What a device does. The same value serves all devices; what differs comes in as arguments.
+
+    The defaults train the Part by SGD and send the trained tensors back.
+    """
+
+    def first(self, device: int, rng: Rng) -> D | None:
+        """What a device keeps before its first round: nothing."""
+        return None
+
+    def choose(self, offer: tuple[Part, ...], device: Capacity, price: Callable[[Part], Cost]) -> Part:
+        """Option II: the largest part on offer that the device can afford, else the smallest."""
+        affordable = [part for part in offer if device.budget.allows(price(part))]
+        if affordable:
+            return max(affordable, key=lambda part: price(part).operations)
+        return min(offer, key=lambda part: price(part).operations)
+
+    def start(self, site: Site, task: Task, part: Part, own: D | None, data: Examples, rng: Rng) -> Run:
+        """Set up the local model and what it is trained on."""
+        model = site.models[part.model]
+        local = local_tensors(task, part, model.structure)
+        model.set_training([bool(on) for on in mask(model.structure, part)])
+        parameters = {name for name in model.structure.parameters if name in part.trained}
+        params = {
+            name: local[name].clone().requires_grad_()
+            for name in parameters_in_order(model.structure, parameters)
+        }
+        fixed = {
+            name: tensor.clone() if name in part.trained else tensor
+            for name, tensor in local.items()
+            if name not in params
+        }
+        data, forward = split_forward(site, model, part, fixed, data)
+        return Run(site, task, part, params, fixed, data, forward)
+
+    def loss(self, run: Run, batch: Examples, rng: Rng) -> Tensor:
+        """The loss of one batch."""
+        return run.site.objective.loss(run.forward(run.tensors, batch.inputs), batch.targets)
+
+    def correct(self, run: Run, gradients: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+        """Change the gradients before the step is taken: not at all."""
+        return gradients
+
+    def reply(self, run: Run, own: D | None, data: Examples) -> tuple[Outcome, D | None]:
+        """Send back what was trained, nothing else."""
+        tensors = run.tensors
+        trained = {
+            name: take(tensors[name].detach(), selection)
+            if isinstance(selection, Mask)
+            else tensors[name].detach()
+            for name, selection in run.part.trained.items()
+        }
+        return Outcome({MODEL: trained}), own
+
+    def cost(self, part: Part, price: Callable[[Part], Cost]) -> Cost:
+        """What this work costs per batch: the price of the part."""
+        return price(part)
+
+    def upload_bytes(self, part: Part, structure: Structure) -> int:
+        """How long the reply's tensors are; must be what `reply` really sends."""
+        return FLOAT_BYTES * sum(
+            size(selection, structure.shapes[name]) for name, selection in part.trained.items()
+        )
+
+    def evaluate(self, site: Site, shared: Tensors, own: D | None, data: Examples) -> Tensor:
+        """Scores of a device's own model; only split and personal methods have one."""
+        raise NotImplementedError
+
+
+def parameters_in_order(structure: Structure, names: set[str]) -> list[str]:
+    """Names in the order of the forward pass, so that gradients are always taken in one order."""
+    return [name for name in structure.parameters if name in names]
+
+
+def local_tensors(task: Task, part: Part, structure: Structure) -> dict[str, Tensor]:
+    """The received weights as the device works with them."""
+    received = task.tensors[MODEL]
+    return {
+        name: place(received[name], selection, structure.shapes[name])
+        for name, selection in part.sent.items()
+    }
+
+
+def split_forward(
+    site: Site, model: LayeredModel, part: Part, fixed: Tensors, data: Examples
+) -> tuple[Examples, Callable[[Tensors, Arrays], Tensor]]:
+    """Cut the forward pass before the first trained layer: no graph exists for what is frozen.
+
+    With `cache` the frozen prefix sees each sample once per round, in large batches; its activations
+    cannot change while its weights do not.
+    """
+    frozen = frozen_prefix(model.structure, part)
+    if frozen == 0 or not model.composable:
+        # Frozen tensors require no gradient, so autograd builds no graph before the first trained layer.
+        return data, model.forward
+    if site.settings.prefix == "recompute":
+        return data, lambda tensors, inputs: model.suffix(
+            frozen, tensors, model.prefix(frozen, tensors, inputs)
+        )
+    hidden = [
+        model.prefix(frozen, fixed, data.take(slice(start, start + PREFIX_BATCH)).inputs)
+        for start in range(0, len(data), PREFIX_BATCH)
+    ]
+    return Examples(torch.cat(hidden), data.targets, data.ids), lambda tensors, inputs: model.suffix(
+        frozen, tensors, inputs
+    )
+
+
+def train(
+    work: LocalWork[D],
+    site: Site,
+    task: Task,
+    part: Part,
+    own: D | None,
+    data: Examples,
+    rng: Rng,
+    *,
+    device: int,
+    round_index: int,
+) -> tuple[Reply, D | None]:
+    """The local loop: E epochs of mini-batch SGD on the trained tensors (equation 6 of the paper)."""
+    run = work.start(site, task, part, own, data, rng)
+    settings = site.settings
+    velocity: dict[str, Tensor] = {}
+    limit = math.inf if task.steps is None else task.steps
+    order = rng("order")
+    total_loss = 0.0
+    for _ in range(settings.epochs):
+        positions = order.permutation(len(data))
+        for start in range(0, len(data), settings.batch):
+            if run.steps >= limit or not run.params:
+                break
+            batch = run.data.take(positions[start : start + settings.batch])
+            loss = work.loss(run, batch, rng)
+            gradients = dict(
+                zip(run.params, torch.autograd.grad(loss, list(run.params.values())), strict=True)
+            )
+            gradients = work.correct(run, gradients, run.steps)
+            sgd_step(run.params, gradients, velocity, settings)
+            run.steps += 1
+            total_loss += float(loss.detach())
+    outcome, own = work.reply(run, own, data)
+    metrics = {"train_loss": total_loss / max(1, run.steps), **outcome.metrics}
+    reply = Reply(device, round_index, part, len(data), outcome.tensors, outcome.scalars, metrics)
+    return reply, own
+
+
+@torch.no_grad()
+def sgd_step(
+    params: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor],
+    velocity: dict[str, Tensor],
+    settings: LocalSettings,
+) -> None:
+    """One step in place. Only trained tensors are here, so decay and momentum cannot move a frozen one."""
+    for name, parameter in params.items():
+        gradient = gradients[name]
+        if settings.weight_decay:
+            gradient = gradient.add(parameter, alpha=settings.weight_decay)
+        if settings.momentum:
+            # v <- m v + g
+            velocity[name] = (
+                velocity[name].mul_(settings.momentum).add_(gradient)
+                if name in velocity
+                else gradient.clone()
+            )
+            gradient = velocity[name]
+        # w <- w - η g
+        parameter.add_(gradient, alpha=-settings.learning_rate)

@@ -1,0 +1,65 @@
+"""The few types that every room of the package shares, and the one error a user sees."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+Tensors: TypeAlias = "Mapping[str, Tensor]"
+"""Named tensors of one model; names are those of `nn.Module.state_dict`."""
+
+Payload: TypeAlias = "Mapping[str, Tensors]"
+"""What travels: groups of named tensors. The weights are the group `MODEL`, a method adds its own."""
+
+MODEL = "model"
+
+Scalar: TypeAlias = float | int | str | bool
+
+Arrays: TypeAlias = Any
+"""An array (NumPy or torch) or a dict of arrays, equally long in their first axis."""
+
+
+class SettingError(ValueError):
+    """A setting or an input that cannot be used; its text is one line that a user can act on."""
+
+    @classmethod
+    def unknown(cls, key: str, value: object, allowed: Iterable[str]) -> SettingError:
+        """Name the key, the value, what is allowed and the nearest right name."""
+        names = sorted(allowed)
+        near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        return cls(f"{key} = '{value}' is unknown{hint} (allowed: {', '.join(names)})")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Samples of one device or of a test set, with the identity of each (`z_{k,s}` in the paper).
+
+    >>> import numpy as np
+    >>> examples = Examples(np.eye(3), np.array([0, 1, 2]), np.array([7, 8, 9]))
+    >>> len(examples), examples.take(np.array([2, 0])).ids.tolist()
+    (3, [9, 7])
+    """
+
+    inputs: Arrays  # x_{k,s}
+    targets: Arrays  # y_{k,s}
+    ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, index: np.ndarray | slice) -> Examples:
+        """The samples at these positions, in this order."""
+        return Examples(_take(self.inputs, index), _take(self.targets, index), self.ids[index])
+
+
+def _take(arrays: Arrays, index: np.ndarray | slice) -> Arrays:
+    if isinstance(arrays, Mapping):
+        return {name: array[index] for name, array in arrays.items()}
+    return arrays[index]

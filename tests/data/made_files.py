@@ -1,0 +1,90 @@
+"""Small files in the formats of the real data sets, written by hand."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpmt.data.folders import CIFAR_PICKLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def idx_images(count: int, side: int = 28) -> bytes:
+    pixels = np.arange(count * side * side) % 256
+    return struct.pack(">IIII", 0x0803, count, side, side) + pixels.astype(np.uint8).tobytes()
+
+
+def idx_labels(count: int) -> bytes:
+    return struct.pack(">II", 0x0801, count) + bytes(index % 10 for index in range(count))
+
+
+def idx_contents(train: int = 20, test: int = 10) -> dict[str, bytes]:
+    return {
+        "train-images-idx3-ubyte": idx_images(train),
+        "train-labels-idx1-ubyte": idx_labels(train),
+        "t10k-images-idx3-ubyte": idx_images(test),
+        "t10k-labels-idx1-ubyte": idx_labels(test),
+    }
+
+
+def write_idx(folder: Path, *, packed: bool = False, train: int = 20, test: int = 10) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in idx_contents(train, test).items():
+        if packed:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / name).write_bytes(content)
+
+
+def cifar_records(count: int, shift: int = 0) -> np.ndarray:
+    """Rows of a label and 3,072 pixels; each channel is one value, so that a mix-up would show."""
+    rows = np.empty((count, 3073), np.uint8)
+    rows[:, 0] = np.arange(count) % 10
+    for channel in range(3):
+        rows[:, 1 + 1024 * channel : 1 + 1024 * (channel + 1)] = 10 * channel + shift
+    return rows
+
+
+def write_cifar_binary(folder: Path, count: int = 20) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for position, name in enumerate(CIFAR_PICKLES):
+        (folder / f"{name}.bin").write_bytes(cifar_records(count, position).tobytes())
+
+
+def old_pickle(images: np.ndarray, labels: list[int]) -> bytes:
+    """The bytes that Python 2 wrote for {"data": images, "labels": labels}: its strings are read as bytes."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    def number(value: int) -> bytes:
+        return b"J" + struct.pack("<i", value)
+
+    data = images.tobytes()
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00t" + text(b"b") + b"tR"
+        b"(K\x01(" + number(images.shape[0]) + number(images.shape[1]) + b"t"
+        b"cnumpy\ndtype\n("
+        + text(b"u1")
+        + b"K\x00K\x01tR(K\x03"
+        + text(b"|")
+        + b"NNN"
+        + number(-1)
+        + number(-1)
+        + b"K\x00tb"
+        b"\x89T" + struct.pack("<i", len(data)) + data + b"tb"
+    )
+    listed = b"](" + b"".join(number(label) for label in labels) + b"e"
+    return b"\x80\x02}(" + text(b"data") + array + text(b"labels") + listed + b"u."
+
+
+def write_cifar_pickled(folder: Path, count: int = 20) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for position, name in enumerate(CIFAR_PICKLES):
+        rows = cifar_records(count, position)
+        (folder / name).write_bytes(old_pickle(rows[:, 1:], rows[:, 0].tolist()))

