@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import records
-from fedpmt.methods.registry import METHODS, create
+from fedpmt.methods.registry import create
 from fedpmt.records import RoundRecord, RunRecord, read_run
 from fedpmt.settings import Settings, resolve
-from fedpmt.simulation.runner import open_folder, simulate
+from fedpmt.simulation.runner import exclusive, open_folder, simulate
 from fedpmt.types import Arrays, SettingError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     if given.get("fleet") is not None and given.get("devices") is None:
         from fedpmt.devices.fleet import read_fleet
 
-        given["devices"] = len(read_fleet(Path(given["fleet"])))
+        given["devices"] = len(read_fleet(Path(str(given["fleet"]))))
     return resolve(given)
 
 
@@ -119,16 +119,14 @@ def method_of(settings: Settings) -> Method[Any, Any]:
     return create(settings.method, settings.options, shared)
 
 
-def check(settings: Settings) -> None:
-    """Refuse what can be known to be wrong before torch or data is loaded."""
+def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None:
+    """Refuse what can be known to be wrong before torch or data is loaded; a method may be given as a value."""
     from fedpmt.data.partition import check_spec
     from fedpmt.devices.fleet import make_fleet
     from fedpmt.models.nets import net
 
-    if settings.method in METHODS:
+    if method is None:
         method_of(settings)
-    elif settings.task != OWN_TASK:
-        raise SettingError.unknown("method", settings.method, METHODS)
     check_spec(settings.partition)
     fleet = make_fleet(settings)
     if settings.task != OWN_TASK:
@@ -200,18 +198,22 @@ def run_in(
     method: Method[Any, Any] | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
+    on_start: Callable[[], None] | None = None,
 ) -> RunRecord:
-    """Run in this folder. It is written first; what turns out to be impossible takes a new one away again."""
-    check(settings)
-    new = not (folder / records.CONFIG).exists()
-    open_folder(folder, settings, resume=resume)
-    try:
-        if not (folder / records.RESULT).exists():
-            simulate(settings, problem(), method or method_of(settings), folder, on_round)
-    except SettingError:
-        if new:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+    """Run in this folder. It is written first; what turns out to be impossible takes a new one away again.
+
+    `on_start` is called when nothing stands in the way of the first round any more.
+    """
+    check(settings, method=method)
+    made = open_folder(folder, settings, resume=resume)
+    if not (folder / records.RESULT).exists():
+        with exclusive(folder):
+            try:
+                simulate(settings, problem(), method or method_of(settings), folder, on_round, on_start)
+            except SettingError:
+                if made:
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
     return read_run(folder)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import tomllib
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedpmt.types import Scalar, SettingError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TASKS = ("fcnn-mnist", "cnn-mnist", "cnn-cifar10")
 DATA = ("embedded", "mnist", "fashion-mnist", "cifar10", "synthetic")

@@ -35,15 +35,20 @@ app.add_typer(data.app, name="data")
 app.command()(report.report)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedpmt {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _program(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and leave.", is_eager=True)
+        bool,
+        typer.Option("--version", help="Show the version and leave.", is_eager=True, callback=_version),
     ] = False,
 ) -> None:
-    if version:
-        print(f"fedpmt {__version__}")
-        raise typer.Exit
+    pass
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -61,12 +66,13 @@ def program(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return int(code or 0)
     except SettingError as error:
-        say(f"fedpmt: {error}")
+        say(f"fedpmt: {_one_line(error)}")
         return WRONG_INPUT
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.message)
+        return 0
     except click.UsageError as error:
-        if not error.message:
-            return 0
-        say(f"fedpmt: {' '.join(error.format_message().split())}")
+        say(f"fedpmt: {_one_line(error.format_message())}")
         return WRONG_INPUT
     except (KeyboardInterrupt, click.Abort):
         say("fedpmt: interrupted")
@@ -75,6 +81,10 @@ def program(arguments: Sequence[str] | None = None) -> int:
         # The reader has left; nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except ArithmeticError as error:
-        say(f"fedpmt: {error}")
+    except (ArithmeticError, MemoryError, OSError) as error:
+        say(f"fedpmt: {_one_line(error) or type(error).__name__}")
         return FAILED
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())

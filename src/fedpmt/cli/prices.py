@@ -13,6 +13,7 @@ from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
 from fedpmt.cli.runs import Json
 from fedpmt.settings import Settings
+from fedpmt.types import SettingError
 
 Task = Annotated[str, typer.Option(help="The net: fcnn-mnist, cnn-mnist or cnn-cifar10.")]
 Mode = Annotated[str, typer.Option(help="exact: as really run; paper: as the paper's table is printed.")]
@@ -39,7 +40,10 @@ def cost(
     if draw is not None:
         from fedpmt.report.draw import draw_net
 
-        draw_net(table.model_dump(mode="json"), draw)
+        try:
+            draw_net(table.model_dump(mode="json"), draw)
+        except OSError as error:
+            raise SettingError(f"draw = '{draw}' cannot be written: {error.strerror}") from error
         show.say(f"drawn: {draw}")
     if as_json:
         print(table.model_dump_json())

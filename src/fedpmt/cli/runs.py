@@ -147,16 +147,21 @@ def _settings(
     options = options_for(method, given.get("options", {}), others or ())
     if stored is not None:
         given = {**stored, **given}
-        options = {**stored["options"], **options}
+        kept = stored.get("options")
+        options = {**(kept if isinstance(kept, dict) else {}), **options}
     return api.settings_of({**given, "options": options})
 
 
 def _run(folder: Path, settings: Settings, *, resume: bool) -> RunRecord:
-    show.say(f"{settings.method}, seed {settings.seed}: {folder}")
     try:
         with show.progress(f"{settings.method} seed {settings.seed}", settings.rounds) as on_round:
             return api.run_in(
-                folder, settings, lambda: api.paper_problem_of(settings), resume=resume, on_round=on_round
+                folder,
+                settings,
+                lambda: api.paper_problem_of(settings),
+                resume=resume,
+                on_round=on_round,
+                on_start=lambda: show.say(f"{settings.method}, seed {settings.seed}: {folder}"),
             )
     except KeyboardInterrupt:
         show.say(f"interrupted; continue with --resume --out {folder}")
@@ -246,7 +251,7 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdecimal() or (dash and not last.isdecimal()):
             raise SettingError(f"seeds = '{text}' is refused: write whole numbers and ranges, as 0-2,7")
         seeds += range(int(first), int(last or first) + 1)
     if len(set(seeds)) < len(seeds) or not seeds:

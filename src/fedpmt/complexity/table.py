@@ -16,7 +16,7 @@ from fedpmt.models.nets import net as find_net
 from fedpmt.seeds import generator
 from fedpmt.settings import DEFAULTS
 from fedpmt.submodel import depth
-from fedpmt.submodel.width import kept_count, narrow
+from fedpmt.submodel.width import thinned
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -112,17 +112,15 @@ def model_table(
     return _table(task, price, len(model.structure.layers) if widths is None else widths)
 
 
-def dropped(structure: Structure, keep: float, label: str = "") -> Part | None:
+def dropped(structure: Structure, keep: float) -> Part | None:
     """A sub-model as FedDrop draws it: some neurons of each hidden fully connected layer, all filters.
 
-    Which neurons does not matter here, so they are the first ones. None where there is nothing to thin.
+    None where there is nothing to thin.
     """
     axes = structure.axes
-    thinned = [group for group in axes.groups.values() if group.kind == "linear"] if axes else []
-    if axes is None or not thinned:
+    if axes is None or not any(group.kind == "linear" for group in axes.groups.values()):
         return None
-    kept = {group.name: np.arange(kept_count(group.size, keep)) for group in thinned}
-    return narrow(structure, axes, kept, label or f"keep {keep:g}")
+    return thinned(structure, axes, keep, ("linear",))
 
 
 def dropped_price(price: Price) -> Callable[[float], float] | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpmt.seeds import generator
+from fedpmt.seeds import NONE, generator
 from fedpmt.settings import parse_number
 from fedpmt.types import SettingError
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 BYTES_PER_MEGABIT = 1e6 / 8
 MIB = 2**20
+SLOWEST = 1e-12
 QUANTILE_LEVELS = 5
 """Fleets with many different speeds are grouped into this many levels of equal size."""
 
@@ -131,6 +132,8 @@ def from_levels(spec: str, devices: int, seed: int, availability: float = 1.0) -
     >>> sorted(from_levels("1/4x1,1", 4, seed=0).levels.tolist())
     [1, 2, 2, 2]
     """
+    if devices >= NONE:
+        raise SettingError(f"devices = {devices} is refused: a fleet holds fewer than {NONE}")
     availabilities = None if availability == 1 else np.full(devices, availability)
     name, separator, numbers = spec.partition(":")
     if separator:
@@ -139,7 +142,7 @@ def from_levels(spec: str, devices: int, seed: int, availability: float = 1.0) -
     speeds = [parse_number("levels", speed) for speed, _, _ in entries]
     if any(slow >= fast for slow, fast in pairwise(speeds)):
         raise SettingError(f"levels = '{spec}' is refused: speeds must rise, slowest first")
-    counts = [int(count) if count.isdigit() else -1 for _, _, count in entries]
+    counts = [int(count) if count.isdecimal() else -1 for _, _, count in entries]
     if any(mark and count < 1 for (_, mark, _), count in zip(entries, counts, strict=True)):
         raise SettingError(f"levels = '{spec}' is refused: a count is a positive whole number, as in 1/4x20")
     if any(count > 0 for count in counts):
@@ -173,7 +176,10 @@ def _drawn(
         speeds = rng.uniform(parameters[0], parameters[1], devices)
     else:
         raise SettingError.unknown("levels", spec, ["lognormal:SIGMA", "uniform:LOW,HIGH"])
-    return _grouped(speeds / speeds.max(), availabilities=availabilities)
+    fastest = speeds.max()
+    if not math.isfinite(fastest) or speeds.min() / fastest < SLOWEST:
+        raise SettingError(f"levels = '{spec}' is refused: it draws speeds too far apart for a clock")
+    return _grouped(speeds / fastest, availabilities=availabilities)
 
 
 def _grouped(speeds: np.ndarray, **columns: np.ndarray | tuple[str, ...] | None) -> Fleet:
@@ -206,6 +212,8 @@ def read_fleet(path: Path, availability: float = 1.0) -> Fleet:
     """A fleet from a CSV: `speed` is needed; other columns say more; unknown ones are ignored."""
     rows = _rows(path)
     counts = [_count(path, line, row) for line, row in rows]
+    if sum(counts) >= NONE:
+        raise SettingError(f"fleet = '{path}' lists {sum(counts)} devices: a fleet holds fewer than {NONE}")
     columns = {name: _column(path, name, rows, counts) for name in UNITS}
     speeds = columns["speed"]
     if speeds is None:
@@ -245,7 +253,7 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
 
 def _count(path: Path, line: int, row: dict[str, str]) -> int:
     text = (row.get("count") or "1").strip()
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise SettingError(f"fleet = '{path}', line {line}: count = '{text}' is not a positive whole number")
     return int(text)
 

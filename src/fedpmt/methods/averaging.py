@@ -38,10 +38,10 @@ class PartAveraging(Method[Averaged, None]):
     )
 
     @abstractmethod
-    def part(self, state: Averaged, client: Client, round: Round) -> Part:  # noqa: A002
+    def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """Which part this device gets: all that tells these methods apart."""
 
-    def offer(self, state: Averaged, client: Client, round: Round) -> tuple[Part, ...]:  # noqa: A002
+    def offer(self, state: Averaged, client: Client, round: Round) -> tuple[Part, ...]:
         """The parts a device may choose from: the one the server decided on."""
         return (self.part(state, client, round),)
 
@@ -53,7 +53,7 @@ class PartAveraging(Method[Averaged, None]):
         prototype = setup.prototypes[GLOBAL]
         return Averaged(prototype.structure, prototype.tensors)
 
-    def assign(self, state: Averaged, client: Client, round: Round) -> Task:  # noqa: A002
+    def assign(self, state: Averaged, client: Client, round: Round) -> Task:
         offer = self.offer(state, client, round)
         sent = {name: take(state.tensors[name], selection) for name, selection in offer[0].sent.items()}
         return Task(offer, {MODEL: sent})
@@ -63,7 +63,7 @@ class PartAveraging(Method[Averaged, None]):
 
         return LocalWork()
 
-    def aggregate(self, state: Averaged, replies: Iterable[Reply], round: Round) -> Step[Averaged]:  # noqa: A002
+    def aggregate(self, state: Averaged, replies: Iterable[Reply], round: Round) -> Step[Averaged]:
         from fedpmt.aggregation import CoverageMean
 
         mean = CoverageMean(state.tensors, self.rule())

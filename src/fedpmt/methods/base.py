@@ -90,7 +90,7 @@ class Method(ABC, Generic[S, D]):
         """The server's state before the first round."""
 
     @abstractmethod
-    def assign(self, state: S, client: Client, round: Round) -> Task:  # noqa: A002
+    def assign(self, state: S, client: Client, round: Round) -> Task:
         """What this device is asked to do."""
 
     @abstractmethod
@@ -98,14 +98,14 @@ class Method(ABC, Generic[S, D]):
         """What a device does with its task."""
 
     @abstractmethod
-    def aggregate(self, state: S, replies: Iterable[Reply], round: Round) -> Step[S]:  # noqa: A002
+    def aggregate(self, state: S, replies: Iterable[Reply], round: Round) -> Step[S]:
         """Fold the replies, in device order, into a new state; the old one is left as it was."""
 
     @abstractmethod
     def predictor(self, state: S) -> Predictor:
         """What to evaluate."""
 
-    def cohort(self, state: S, round: Round) -> Sequence[int] | None:  # noqa: A002
+    def cohort(self, state: S, round: Round) -> Sequence[int] | None:
         """The devices to ask; None leaves it to the sampler."""
         return None
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class FedAvg(PartAveraging):
     """Every device trains the whole model, however long it takes it."""
 
-    def part(self, state: Averaged, client: Client, round: Round) -> Part:  # noqa: A002
+    def part(self, state: Averaged, client: Client, round: Round) -> Part:
         return full(state.structure)
 
     def neutral(self) -> Self:

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Literal, Self
 from fedpmt.complexity.matching import match_keep
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.submodel.depth import full
-from fedpmt.submodel.width import kept_count, narrow, random_channels
+from fedpmt.submodel.width import first_channels, random_channels, thinned
+from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from fedpmt.aggregation import Rule
+    from fedpmt.complexity.budget import Budget
     from fedpmt.methods.base import Round
     from fedpmt.submodel.part import Part
     from fedpmt.training.local import LocalWork
@@ -36,29 +40,34 @@ class FedDrop(PartAveraging):
     scaling: bool = False  # multiply kept activations by n / m while training (inverted dropout)
     keep: float | None = None  # the same share for all devices instead of one matched to the budget
 
-    def part(self, state: Averaged, client: Client, round: Round) -> Part:  # noqa: A002
-        keep = self.keep
-        if (
-            keep is None
-            and client.budget is not None
-            and not client.budget.allows(round.price(full(state.structure)))
-        ):
-            rate_cost = lambda rate: round.price(self.thinned(state, rate)).operations  # noqa: E731
-            keep, _ = match_keep(rate_cost, client.budget.operations)
-        return self.thinned(state, 1.0 if keep is None else keep, round.rng("channels", client.id))
+    def __post_init__(self) -> None:
+        if self.keep is not None and not 0 < self.keep <= 1:
+            raise SettingError(
+                f"feddrop.keep = '{self.keep}' is refused: a share above 0, at most 1, is needed"
+            )
 
-    def thinned(self, state: Averaged, keep: float, rng: np.random.Generator | None = None) -> Part:
-        """The sub-net of kept_count(n_l, keep) random neurons per hidden layer; the first ones without a generator."""
-        axes = state.structure.require_axes("feddrop")
-        kinds = ("linear",) if self.scope == "fc" else ("linear", "conv")
-        if keep >= 1:
+    def part(self, state: Averaged, client: Client, round: Round) -> Part:
+        keep = self.keep or self.matched(state, client.budget, round)
+        if keep == 1:
             return full(state.structure)
-        kept = {}
-        for group in axes.groups.values():
-            if group.kind in kinds:
-                count = kept_count(group.size, keep)
-                kept[group.name] = _first(count) if rng is None else random_channels(group.size, count, rng)
-        return narrow(state.structure, axes, kept, f"keep {keep:.2f}")
+        rng = round.rng("channels", client.id)
+        return self.thin(state, keep, lambda size, count: random_channels(size, count, rng))
+
+    def matched(self, state: Averaged, budget: Budget | None, round: Round) -> float:
+        """The share to keep that costs nearest to the budget."""
+        if budget is None or budget.allows(round.price(full(state.structure))):
+            return 1.0
+        keep, _ = match_keep(lambda rate: round.price(self.thin(state, rate)).operations, budget.operations)
+        return keep
+
+    def thin(
+        self, state: Averaged, keep: float, pick: Callable[[int, int], np.ndarray] = first_channels
+    ) -> Part:
+        """A sub-net of exactly kept_count(n_l, keep) neurons of each layer in scope."""
+        axes = state.structure.require_axes("feddrop")
+        return thinned(
+            state.structure, axes, keep, ("linear",) if self.scope == "fc" else ("linear", "conv"), pick
+        )
 
     def rule(self) -> Rule:
         return self.aggregation
@@ -71,10 +80,3 @@ class FedDrop(PartAveraging):
 
     def neutral(self) -> Self:
         return replace(self, keep=1.0, aggregation="overlap", scaling=False)
-
-
-def _first(count: int) -> np.ndarray:
-    """Any channels of this count: prices do not depend on which."""
-    import numpy as np
-
-    return np.arange(count)

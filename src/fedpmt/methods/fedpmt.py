@@ -33,12 +33,12 @@ class FedPMT(PartAveraging):
         """Ξ_1 to Ξ_|I|, smallest first."""
         return widths(state.structure, self.widths or len(state.structure.layers))
 
-    def part(self, state: Averaged, client: Client, round: Round) -> Part:  # noqa: A002
+    def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """Option I: the largest f_k within what the server knows the device can do."""
         budget = client.budget
         return largest(self.masks(state), lambda part: budget is None or budget.allows(round.price(part)))
 
-    def offer(self, state: Averaged, client: Client, round: Round) -> tuple[Part, ...]:  # noqa: A002
+    def offer(self, state: Averaged, client: Client, round: Round) -> tuple[Part, ...]:
         """Option II: all masks, and the device's choice travels up with its reply."""
         return self.masks(state) if self.splitting == "device" else (self.part(state, client, round),)
 

@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
-from fedpmt.report.figures import accuracy, accuracy_by_class, accuracy_by_level, busy, layers
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fedpmt.report.groups import Group, group_runs, run_labels
-from fedpmt.report.page import write_page
 from fedpmt.report.quantities import Spread
 from fedpmt.report.tables import (
     SummaryRow,
@@ -21,6 +22,10 @@ from fedpmt.report.tables import (
     time_to_target,
     write_csv,
 )
+
+if TYPE_CHECKING:
+    from fedpmt.report.figures import accuracy, accuracy_by_class, accuracy_by_level, busy, layers
+    from fedpmt.report.page import write_page
 
 __all__ = [
     "Group",
@@ -42,3 +47,14 @@ __all__ = [
     "write_csv",
     "write_page",
 ]
+
+DRAWN = ("accuracy", "accuracy_by_class", "accuracy_by_level", "busy", "layers")
+
+
+def __getattr__(name: str) -> Any:
+    """Load matplotlib, which takes a second, for those who draw; tables do without."""
+    if name in DRAWN:
+        return getattr(importlib.import_module("fedpmt.report.figures"), name)
+    if name == "write_page":
+        return importlib.import_module("fedpmt.report.page").write_page
+    raise AttributeError(f"module 'fedpmt.report' has no attribute '{name}'")

@@ -158,6 +158,11 @@ def speeds_of(groups: Sequence[Group]) -> dict[str, str]:
     return {level: found.copy().pop() if len(found) == 1 else "" for level, found in speeds.items()}
 
 
+def crowded(groups: Sequence[Group], kind: Kind) -> bool:
+    """Whether bars would be too thin to see."""
+    return len(categories_of(groups, kind)) * len(groups) > 72
+
+
 def draw_bars(axes: Axes, groups: Sequence[Group], looks: Mapping[str, Look], kind: Kind) -> None:
     """Grouped bars, a whisker from the worst to the best seed; dots where bars would be threads."""
     names = categories_of(groups, kind)
@@ -165,7 +170,7 @@ def draw_bars(axes: Axes, groups: Sequence[Group], looks: Mapping[str, Look], ki
         say(axes, f"no accuracy per {kind} recorded")
         return
     width = 0.8 / len(groups)
-    as_dots = len(names) * len(groups) > 72
+    as_dots = crowded(groups, kind)
     for index, group in enumerate(groups):
         found = [last_accuracies(run, kind) for run in group.runs]
         spreads = [Spread.of(one.get(name) for one in found) for name in names]
@@ -179,17 +184,18 @@ def draw_bars(axes: Axes, groups: Sequence[Group], looks: Mapping[str, Look], ki
         else:
             # Variants of one method share its colour: paler, as their lines are dashed.
             axes.bar(places, heights, width * 0.88, color=look.colour, alpha=0.55 if look.dashes else 1.0)
-        if len(group.runs) > 1:
+        if len(group.runs) > 1 and not as_dots:
             reach = [[one.mean - one.low for one in there], [one.high - one.mean for one in there]]
             axes.errorbar(places, heights, reach, fmt="none", ecolor=INK, elinewidth=0.8, capsize=0)
     speeds = speeds_of(groups) if kind == "level" else {}
     labels = [shorten(f"{name} ({speeds[name]})" if speeds.get(name) else name, 12) for name in names]
     every = -(-len(names) // 20)
     axes.set_xticks(range(0, len(names), every), labels[::every])
+    turned = sum(map(len, labels[::every])) > 64
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.set_ylim(0, 1)
     axes.grid(visible=False, axis="x")
-    axes.tick_params(axis="x", length=0)
+    axes.tick_params(axis="x", length=0, labelrotation=90 if turned else 0)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     axes.set_xlabel("level and speed" if any(speeds.values()) else kind)
     axes.set_ylabel("test accuracy")

@@ -10,16 +10,6 @@ from typing import TYPE_CHECKING
 
 from matplotlib.lines import Line2D
 
-from fedpmt.report.busy import (
-    PANELS,
-    choose_round,
-    deadline_of,
-    draw_busy,
-    horizon,
-    legend_patches,
-    levels_of,
-    representatives,
-)
 from fedpmt.report.drawing import (
     accuracy_limits,
     categories_of,
@@ -31,6 +21,16 @@ from fedpmt.report.drawing import (
 from fedpmt.report.groups import group_runs, panels_of, require_runs, shorten
 from fedpmt.report.quantities import time_unit
 from fedpmt.report.theme import looks_of, new_figure, say, themed
+from fedpmt.report.timeline import (
+    PANELS,
+    choose_round,
+    deadline_of,
+    draw_busy,
+    horizon,
+    legend_patches,
+    levels_of,
+    representatives,
+)
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:

@@ -5,20 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fedpmt.report.busy import (
-    HATCHES,
-    PANELS,
-    choose_round,
-    deadline_of,
-    draw_busy,
-    horizon,
-    level_names,
-    levels_of,
-    representatives,
-)
 from fedpmt.report.drawing import (
     accuracy_limits,
     categories_of,
+    crowded,
     draw_accuracy,
     draw_bars,
     draw_layers,
@@ -30,6 +20,17 @@ from fedpmt.report.groups import panels_of
 from fedpmt.report.markup import box, legend, line_legend, note, panel_title, picture, section
 from fedpmt.report.quantities import show, time_unit
 from fedpmt.report.tables import evaluated
+from fedpmt.report.timeline import (
+    HATCHES,
+    PANELS,
+    choose_round,
+    deadline_of,
+    draw_busy,
+    horizon,
+    level_names,
+    levels_of,
+    representatives,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +98,8 @@ def busy_section(material: Material) -> str:
         for number, ((group, _), step, deadline) in enumerate(zip(chosen, steps, deadlines, strict=True))
     ]
     panel = f" under {chosen[0][0].panel}" if chosen[0][0].panel else ""
-    words = f"Each device asked in one round{panel}, slowest level at the top, on the virtual clock; beside each bar, what the device trained."
+    words = f"Each device asked in one round{panel} on the virtual clock, slowest level at the top;"
+    words += " beside each bar, what the device trained."
     words += " Transfer is drawn after training." if _transfers(steps) else ""
     words += f" The first {PANELS} of {PANELS + left} are shown." if left > 0 else ""
     return section(
@@ -135,7 +137,8 @@ def layers_section(material: Material) -> str:
     """How many devices trained each layer."""
     parts = [
         note(
-            "Mean number of devices per round whose update of a layer was averaged; the fuller the colour, the more of the cohort."
+            "Mean number of devices per round whose update of a layer was averaged;"
+            " the fuller the colour, the more of the cohort."
         )
     ]
     pictures = []
@@ -163,6 +166,8 @@ def breakdown_section(material: Material) -> str:
         pictures = []
         for kind in titles:
             draw = partial(draw_bars, groups=members, looks=material.looks, kind=kind)
-            pictures.append(picture(f"{kind}-{number}", titles[kind], (5.0, 2.6), draw))
+            wide = crowded(members, kind)
+            size, css = ((9.0, 3.0), "broad") if wide else ((5.0, 2.6), "")
+            pictures.append(picture(f"{kind}-{number}", titles[kind], size, draw, css=css))
         parts += [panel_title(panel), f'<div class="grid wide">{"".join(pictures)}</div>']
     return section("breakdown", title, *parts)

@@ -126,7 +126,7 @@ def settings_section(material: Material) -> str:
     return section(
         "settings",
         "Settings",
-        details(f"Shared by all runs ({len(common)})", table(["setting", "value"], shared, "left")),
+        details(f"Shared by all runs ({len(common)})", table(["setting", "value"], shared, "left pair")),
         details(f"Run by run ({len(body)})", table(["run", "folder", "state", *own], body, "left")),
     )
 

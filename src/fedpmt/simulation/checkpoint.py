@@ -41,7 +41,7 @@ def read_value(path: Path) -> Any:
         data = path.read_bytes()
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return _decode(json.loads(header["__metadata__"][STATE]), load(data))
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise SettingError(f"{path} cannot be read ({error})") from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -106,7 +106,8 @@ class Federation:
         )
         arrived = [one for one, outcome in zip(asked, verdict.outcomes, strict=True) if outcome == "arrived"]
 
-        step = self.method.aggregate(progress.state, self.train(arrived, progress, seeds), round_)
+        losses: list[float] = []
+        step = self.method.aggregate(progress.state, self.train(arrived, progress, seeds, losses), round_)
 
         accepted = progress.accepted
         if accepted is not None or self.keeps_state:
@@ -114,7 +115,10 @@ class Federation:
         progress = Progress(step.state, index + 1, progress.virtual_seconds + verdict.round_seconds, accepted)
         record = self.record(progress, asked, verdict.outcomes, verdict.round_seconds)
         record = record.model_copy(
-            update={"metrics": dict(step.metrics), "server_operations": step.server_operations}
+            update={
+                "metrics": {**_mean("train_loss", losses), **step.metrics},
+                "server_operations": step.server_operations,
+            }
         )
         last = progress.rounds == self.settings.rounds or self.out_of_time(progress)
         if progress.rounds % self.settings.eval_every == 0 or last:
@@ -181,15 +185,17 @@ class Federation:
         steps = self.settings.epochs * -(-samples // self.settings.batch)
         return 1.0 if task.steps is None else min(1.0, task.steps / steps)
 
-    def train(self, arrived: Iterable[Asked], progress: Progress, seeds: Seeds) -> Iterator[Reply]:
+    def train(
+        self, arrived: list[Asked], progress: Progress, seeds: Seeds, losses: list[float]
+    ) -> Iterator[Reply]:
         """The local rounds of those whose replies count; others are known not to, and are not computed."""
-        arrived = list(arrived)
         work = self.method.local()
         local = self.local_settings(progress.rounds)
         units = (self.unit(one, work, progress.rounds, seeds, local) for one in arrived)
         for one, (reply, own) in zip(arrived, self.executor.train(work, units), strict=True):
             if self.keeps_state:
                 self.store.write(one.device.id, progress.rounds, own)
+            losses.append(reply.metrics["train_loss"])
             yield replace(reply, seconds=one.seconds)
 
     def unit(self, one: Asked, work: Any, round_index: int, seeds: Seeds, local: LocalSettings) -> Unit:
@@ -315,6 +321,12 @@ class Federation:
 
 def _for_device(seeds: Seeds, device: int, purpose: str) -> np.random.Generator:
     return seeds(purpose, device)
+
+
+def _mean(name: str, values: list[float]) -> dict[str, float]:
+    """A metric of the round; none where it is not a number that JSON can hold."""
+    mean = float(np.mean(values)) if values else np.nan
+    return {name: mean} if np.isfinite(mean) else {}
 
 
 def payload_bytes(payload: Payload) -> int:

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import ValidationError
+
 from fedpmt import records
 from fedpmt.records import ResultRecord, RoundRecord, write_atomically
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -31,17 +33,24 @@ if TYPE_CHECKING:
 LOCK = ".lock"
 
 
-def open_folder(folder: Path, settings: Settings, *, resume: bool) -> None:
-    """Make the run's folder with its settings in it, in one step, or find the one to continue. Loads no torch."""
-    stored = records.read_config(folder) if folder.is_dir() else None
+def open_folder(folder: Path, settings: Settings, *, resume: bool) -> bool:
+    """Make the run's folder with its settings in it, in one step, or find the one to continue. Loads no torch.
+
+    Says whether the folder was made here: only then is it ours to take away again.
+    """
+    try:
+        stored = records.read_config(folder) if folder.is_dir() else None
+        taken = stored is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise SettingError(f"out = '{folder}' cannot be read: {error.strerror}") from error
     if stored is not None:
         if not resume:
             raise SettingError(
                 f"out = '{folder}' already holds a run; continue it with --resume or name another folder"
             )
         check_same(folder, stored, settings)
-        return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        return False
+    if taken:
         raise SettingError(f"out = '{folder}' exists and is not a run folder")
     config = json.dumps({"format": 1, "settings": settings.model_dump(mode="json")}, indent=1)
     try:
@@ -56,6 +65,7 @@ def open_folder(folder: Path, settings: Settings, *, resume: bool) -> None:
             raise
     except OSError as error:
         raise SettingError(f"out = '{folder}' cannot be written: {error.strerror}") from error
+    return True
 
 
 def check_same(folder: Path, stored: Mapping[str, Any], settings: Settings) -> None:
@@ -121,53 +131,49 @@ def simulate(
     method: Method[Any, Any],
     folder: Path,
     on_round: OnRound | None = None,
+    on_start: Callable[[], None] | None = None,
 ) -> ResultRecord:
-    """Play all rounds, or those that are missing; the folder must be open."""
-    with exclusive(folder):
-        finished = folder / records.RESULT
-        if finished.exists():
-            return ResultRecord.model_validate_json(finished.read_bytes())
-        from fedpmt.simulation.assemble import assembled
+    """Play all rounds, or those that are missing; the folder must be open, and held by `exclusive`."""
+    from fedpmt.simulation.assemble import assembled
 
-        with assembled(settings, problem, method, folder) as federation:
-            return _play(federation, folder, on_round)
+    with assembled(settings, problem, method, folder) as federation:
+        saved = _continue(federation, folder)
+        if on_start is not None:
+            on_start()
+        return _play(federation, folder, saved, on_round)
 
 
-def _play(federation: Federation, folder: Path, on_round: OnRound | None) -> ResultRecord:
+def _play(federation: Federation, folder: Path, saved: Saved, on_round: OnRound | None) -> ResultRecord:
     from fedpmt.simulation.checkpoint import write_value
 
     settings = federation.settings
-    saved = _continue(federation, folder)
-    progress, totals = saved.progress, saved.totals
-    lines = (folder / records.ROUNDS).open("ab")
-    lines.truncate(saved.records_length)
 
     def checkpoint() -> None:
-        lines.flush()
-        write_value(folder / records.CHECKPOINT, Saved(progress, totals, lines.tell()))
-        federation.store.settle(progress.accepted or {})
+        write_value(folder / records.CHECKPOINT, saved)
+        federation.store.settle(saved.progress.accepted or {})
 
-    stopped = _stop(federation, progress, totals)
+    stopped = _stop(federation, saved)
     written = time.monotonic()
     try:
-        with lines:
+        with (folder / records.ROUNDS).open("ab") as lines:
+            lines.truncate(saved.records_length)
             while stopped is None:
-                progress, record = federation.play(progress)
-                totals = totals.plus(record)
+                progress, record = federation.play(saved.progress)
                 lines.write(record.model_dump_json(exclude_defaults=True).encode() + b"\n")
                 lines.flush()
-                stopped = _stop(federation, progress, totals)
+                # One assignment: an interrupt finds the round in all of it or in none.
+                saved = Saved(progress, saved.totals.plus(record), lines.tell())
+                stopped = _stop(federation, saved)
                 if stopped is not None or time.monotonic() - written >= settings.checkpoint_seconds:
                     checkpoint()
                     written = time.monotonic()
                 if on_round is not None:
                     on_round(record)
     except KeyboardInterrupt:
-        # Between two rounds the state is whole; in the middle of one, `progress` is still that of the last.
-        with (folder / records.ROUNDS).open("ab") as lines:
-            checkpoint()
+        # A line that `saved` does not know of is cut off by the resume.
+        checkpoint()
         raise
-    return _finish(federation, folder, progress, totals, stopped)
+    return _finish(federation, folder, saved, stopped)
 
 
 def _continue(federation: Federation, folder: Path) -> Saved:
@@ -179,16 +185,26 @@ def _continue(federation: Federation, folder: Path) -> Saved:
         saved = read_value(path)
         if not isinstance(saved, Saved):
             raise SettingError(f"{path} is not a checkpoint")
+        _check_rounds(folder / records.ROUNDS, saved)
     else:
         saved = Saved(federation.start(), Totals(), 0)
     federation.store.recover(saved.progress.accepted or {})
     return saved
 
 
-def _stop(
-    federation: Federation, progress: Progress, totals: Totals
-) -> Literal["rounds", "target", "time-budget"] | None:
-    settings = federation.settings
+def _check_rounds(path: Path, saved: Saved) -> None:
+    """Refuse to continue behind records that are not those of the checkpoint."""
+    kept = (path.read_bytes() if path.exists() else b"")[: saved.records_length]
+    try:
+        numbers = [RoundRecord.model_validate_json(line).round for line in kept.splitlines()]
+    except ValidationError as error:
+        raise SettingError(f"{path} holds a line that is not a round ({error.errors()[0]['msg']})") from error
+    if len(kept) != saved.records_length or numbers != list(range(1, saved.progress.rounds + 1)):
+        raise SettingError(f"{path} does not hold the {saved.progress.rounds} rounds of its checkpoint")
+
+
+def _stop(federation: Federation, saved: Saved) -> Literal["rounds", "target", "time-budget"] | None:
+    settings, progress, totals = federation.settings, saved.progress, saved.totals
     if settings.target is not None and totals.accuracy is not None and totals.accuracy >= settings.target:
         return "target"
     if federation.out_of_time(progress):
@@ -196,12 +212,10 @@ def _stop(
     return "rounds" if progress.rounds >= settings.rounds else None
 
 
-def _finish(
-    federation: Federation, folder: Path, progress: Progress, totals: Totals, stopped: Any
-) -> ResultRecord:
+def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) -> ResultRecord:
     from safetensors.torch import save
 
-    settings = federation.settings
+    settings, progress, totals = federation.settings, saved.progress, saved.totals
     predictor = federation.method.predictor(progress.state)
     # With the module's own counters, so that the file loads strictly into the user's module.
     state = {**federation.problem.model.module.state_dict(), **predictor.tensors}

@@ -10,9 +10,9 @@ import numpy as np
 from fedpmt.submodel.part import GLOBAL, WHOLE, Indices, Part, Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from fedpmt.models.structure import Axes, Structure
+    from fedpmt.models.structure import Axes, Kind, Structure
 
 INDEX_BYTES = 4
 
@@ -29,6 +29,24 @@ def kept_count(size: int, rate: float) -> int:
 def random_channels(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
     """An exact-count random subset, in order."""
     return np.sort(rng.choice(size, size=count, replace=False))
+
+
+def first_channels(size: int, count: int) -> np.ndarray:
+    """The leading channels; also what to price by, since prices do not depend on which ones are kept."""
+    return np.arange(count)
+
+
+def thinned(
+    structure: Structure,
+    axes: Axes,
+    keep: float,
+    kinds: Sequence[Kind],
+    pick: Callable[[int, int], np.ndarray] = first_channels,
+) -> Part:
+    """The sub-model that keeps this share of every hidden group of these kinds; `pick` says which channels."""
+    groups = [group for group in axes.groups.values() if group.kind in kinds and group.hidden]
+    kept = {group.name: pick(group.size, kept_count(group.size, keep)) for group in groups}
+    return narrow(structure, axes, kept, f"keep {keep:.2f}")
 
 
 def narrow(structure: Structure, axes: Axes, kept: Mapping[str, np.ndarray], label: str) -> Part:

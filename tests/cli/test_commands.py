@@ -1,0 +1,538 @@
+"""Every command, as a person and as a script would call it."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from pathlib import Path
+
+import pytest
+from command_line import TINY, Called, call, tree
+
+from fedpmt import records
+from fedpmt.data import folders
+from fedpmt.data.folders import DataFile
+from fedpmt.methods.registry import METHODS
+from fedpmt.simulation import executors
+
+RUN_FLAGS = [
+    "--method",
+    "--task",
+    "--data",
+    "--data-dir",
+    "--partition",
+    "--partition-seed",
+    "--devices",
+    "--samples",
+    "--cohort",
+    "--sampling",
+    "--levels",
+    "--level-draw",
+    "--fleet",
+    "--availability",
+    "--failure",
+    "--over-select",
+    "--assign",
+    "--deadline",
+    "--full-seconds",
+    "--mode",
+    "--prefix",
+    "--widths",
+    "--splitting",
+    "--epochs",
+    "--batch",
+    "--lr",
+    "--schedule",
+    "--momentum",
+    "--weight-decay",
+    "--rounds",
+    "--seed",
+    "--workers",
+    "--executor",
+    "--eval-every",
+    "--target",
+    "--time-budget",
+    "--checkpoint-seconds",
+    "--set",
+    "--out",
+    "--resume",
+    "--dry-run",
+    "--json",
+    "--config",
+]
+FLAGS = {
+    "run": RUN_FLAGS,
+    "compare": [
+        *(flag for flag in RUN_FLAGS if flag not in ("--method", "--seed", "--dry-run")),
+        "--seeds",
+        "METHOD...",
+    ],
+    "cost": ["--task", "--mode", "--widths", "--draw", "--json"],
+    "plan": [
+        "--task",
+        "--data",
+        "--devices",
+        "--samples",
+        "--levels",
+        "--fleet",
+        "--availability",
+        "--assign",
+        "--deadline",
+        "--full-seconds",
+        "--mode",
+        "--prefix",
+        "--widths",
+        "--epochs",
+        "--batch",
+        "--momentum",
+        "--config",
+        "--json",
+    ],
+    "profile": [
+        "--task",
+        "--data",
+        "--samples",
+        "--full-seconds",
+        "--mode",
+        "--prefix",
+        "--widths",
+        "--epochs",
+        "--batch",
+        "--lr",
+        "--momentum",
+        "--name",
+        "--repeat",
+        "--config",
+        "--json",
+    ],
+    "methods": "--json",
+    "data": "list get",
+    "data list": "--data-dir --json",
+    "data get": "NAME --data-dir",
+    "report": ["RUN...", "--out", "--targets", "--title", "--json"],
+}
+
+WIDTH_KEYS = (
+    "width frozen operations ratio upload_bytes overhead_bytes memory_bytes "
+    "feddrop_keep feddrop_operations feddrop_within_budget"
+)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, so that what a command leaves there shows."""
+    home = tmp_path / "work"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("FEDPMT_DATA", str(tmp_path / "no-data"))
+    return home
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Called]:
+    """A finished run and what was printed."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    called = call("run", *TINY, "--out", folder, "--json")
+    assert called.code == 0, called.err
+    return folder, called
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_help_names_every_flag(command: str) -> None:
+    """`--help` leaves with 0, on standard output, and is enough to use the command."""
+    called = call(*command.split(), "--help")
+    assert (called.code, called.err) == (0, "")
+    words = called.out.replace(",", " ").replace("[", " ").replace("]", " ").split()
+    missing = [flag for flag in FLAGS[command].split() if flag not in words]
+    assert not missing
+
+
+def test_help_names_every_command() -> None:
+    """The program's own help lists the commands; called with nothing at all it shows the same."""
+    called = call("--help")
+    assert called.code == 0
+    for command in ("run", "compare", "cost", "plan", "profile", "methods", "data", "report"):
+        assert f"\n  {command} " in called.out
+    bare = call()
+    assert (bare.code, bare.out.strip(), bare.err) == (0, called.out.strip(), "")
+
+
+def test_a_group_without_a_command_shows_its_help() -> None:
+    """`fedpmt data` is a question, not a mistake; its help keeps its lines."""
+    called = call("data")
+    assert (called.code, called.err) == (0, "")
+    assert called.out.startswith("Usage: fedpmt data")
+    assert len(called.out.splitlines()) > 5
+
+
+def test_version() -> None:
+    """`--version` says which."""
+    assert call("--version").out == "fedpmt 0.1.0\n"
+
+
+# run
+
+
+def test_run_ends_with_one_line_of_json(finished: tuple[Path, Called]) -> None:
+    """Standard output holds exactly one line, and it agrees with the records."""
+    folder, called = finished
+    assert len(called.out.splitlines()) == 1
+    result = called.json
+    rounds = records.read_run(folder).rounds
+    assert (result["method"], result["task"], result["seed"], result["rounds"]) == (
+        "fedpmt",
+        "fcnn-mnist",
+        0,
+        2,
+    )
+    assert result["virtual_seconds"] == rounds[-1].virtual_seconds
+    assert result["accuracy"] == rounds[-1].accuracy
+    for key in ("bytes_up", "bytes_down", "operations"):
+        assert result[key] == sum(getattr(one, key) for one in rounds)
+    assert len(bytes.fromhex(result["weights_sha256"])) == 32
+    assert json.loads((folder / "result.json").read_bytes()) == result
+
+
+def test_run_says_where_its_records_go(finished: tuple[Path, Called]) -> None:
+    """What is for a person stands on standard error."""
+    folder, called = finished
+    assert f"fedpmt, seed 0: {folder}" in called.err
+    assert "round 2/2" in called.err
+
+
+def test_run_in_text_shows_the_result(tmp_path: Path, finished: tuple[Path, Called]) -> None:
+    """A table with the same numbers as the JSON."""
+    called = call("run", *TINY, "--out", tmp_path / "run")
+    assert called.code == 0
+    for value in (
+        finished[1].json["weights_sha256"],
+        str(finished[1].json["bytes_up"]),
+        "fedpmt on embedded",
+    ):
+        assert value in called.out
+
+
+def test_a_run_without_out_takes_a_fresh_folder(elsewhere: Path) -> None:
+    """Runs never write over one another; `--resume` finds the one with the same settings."""
+    first, second = (call("run", *TINY, "--rounds", "1", "--json").json for _ in range(2))
+    assert Path(first["run"]) == Path("runs/fedpmt-fcnn-mnist-embedded-iid-seed0")
+    assert Path(second["run"]) == Path("runs/fedpmt-fcnn-mnist-embedded-iid-seed0-2")
+    other = call("run", *TINY, "--rounds", "1", "--lr", "0.5", "--json").json
+    before = tree(elsewhere)
+    again = call("run", *TINY, "--rounds", "1", "--lr", "0.5", "--resume", "--json")
+    assert again.json == other
+    assert tree(elsewhere) == before
+
+
+def test_dry_run_trains_nothing_and_writes_nothing(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings, prices and time are shown; no device is trained, no folder appears."""
+
+    def trained(*_: object, **__: object) -> None:
+        raise AssertionError("a device was trained")
+
+    monkeypatch.setattr(executors, "compute", trained)
+    called = call("run", *TINY, "--dry-run")
+    assert called.code == 0
+    assert list(elsewhere.iterdir()) == []
+    for words in ("│ batch", "│ levels", "width 1", "width 4", "upload", "memory", "predicted: "):
+        assert words in called.out
+    with pytest.raises(AssertionError, match="a device was trained"):
+        call("run", *TINY)
+
+
+def test_dry_run_predicts_what_the_run_then_takes(finished: tuple[Path, Called]) -> None:
+    """With the same devices of each level in every round, the prediction is exact."""
+    predicted = call("run", *TINY, "--dry-run", "--json").json
+    result = finished[1].json
+    for key in ("virtual_seconds", "bytes_up", "bytes_down", "operations"):
+        assert predicted[key] == pytest.approx(result[key])
+    assert predicted["settings"] == records.read_run(finished[0]).settings
+    assert [row["level"] for row in predicted["devices"]] == [1, 2, 3, 4, 5]
+    assert all(row["upload_bytes"] > 0 and row["memory_bytes"] > 0 for row in predicted["devices"])
+
+
+# --config and --set
+
+
+def settings(*arguments: object) -> dict[str, object]:
+    """The resolved settings of a run that is not run."""
+    called = call("run", *arguments, "--dry-run", "--json")
+    assert called.code == 0, called.err
+    found: dict[str, object] = called.json["settings"]
+    return found
+
+
+def test_flags_go_before_the_file(tmp_path: Path) -> None:
+    """A TOML file gives settings, in words joined either way; a flag overrides it."""
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'method = "feddrop"\nrounds = 7\neval-every = 3\nfull_seconds = 2.5\n[options]\nscope = "all"\n'
+    )
+    found = settings("--config", file, "--rounds", "4", "--seed", "9")
+    assert (found["method"], found["rounds"], found["eval_every"]) == ("feddrop", 4, 3)
+    assert (found["full_seconds"], found["seed"], found["options"]) == (2.5, 9, {"scope": "all"})
+
+
+def test_set_goes_before_the_files_options(tmp_path: Path) -> None:
+    """`--set` overrides the same key of [options] and leaves the others."""
+    file = tmp_path / "run.toml"
+    file.write_text('method = "feddrop"\n[options]\nscope = "all"\naggregation = "fill"\n')
+    found = settings("--config", file, "--set", "feddrop.scope=fc")
+    assert found["options"] == {"scope": "fc", "aggregation": "fill"}
+
+
+@pytest.mark.parametrize("text", ["feddrop.scope=all", "method.scope=all", "scope=all", " scope = all "])
+def test_a_methods_own_setting(text: str) -> None:
+    """An option bears its method's name, or no name."""
+    assert settings("--method", "feddrop", "--set", text)["options"] == {"scope": "all"}
+
+
+def test_several_options() -> None:
+    """`--set` may be given more than once."""
+    found = settings("--method", "feddrop", "--set", "keep=0.5", "--set", "feddrop.scaling=true")
+    assert found["options"] == {"keep": "0.5", "scaling": "true"}
+
+
+def test_the_data_set_brings_its_defaults() -> None:
+    """What hangs on the data set follows it, unless it is said."""
+    found = settings("--data", "synthetic", "--cohort", "5")
+    assert (found["devices"], found["samples"], found["cohort"], found["lr"]) == (100, 100, 5, 0.01)
+    assert settings("--splitting", "device")["sampling"] == "uniform"
+
+
+# compare
+
+
+def test_compare(tmp_path: Path) -> None:
+    """One folder per method and seed; the same seeds see the same devices; an option goes to its method."""
+    out = tmp_path / "all"
+    command = (
+        "compare",
+        "fedpmt",
+        "feddrop",
+        *TINY,
+        "--seeds",
+        "0-1",
+        "--set",
+        "feddrop.scope=all",
+        "--out",
+        out,
+    )
+    called = call(*command, "--json")
+    assert called.code == 0, called.err
+    assert len(called.out.splitlines()) == 1
+    runs = called.json["runs"]
+    assert [(run["method"], run["seed"]) for run in runs] == [
+        ("fedpmt", 0),
+        ("feddrop", 0),
+        ("fedpmt", 1),
+        ("feddrop", 1),
+    ]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "feddrop-seed0",
+        "feddrop-seed1",
+        "fedpmt-seed0",
+        "fedpmt-seed1",
+    ]
+    ours, theirs = (records.read_run(out / f"{method}-seed0") for method in ("fedpmt", "feddrop"))
+    assert (ours.settings["options"], theirs.settings["options"]) == ({}, {"scope": "all"})
+    for one, other in zip(ours.rounds, theirs.rounds, strict=True):
+        assert [device.device for device in one.devices] == [device.device for device in other.devices]
+    before = tree(out)
+    text = call(*command, "--resume")
+    assert text.code == 0
+    assert "feddrop" in text.out
+    assert "fedpmt" in text.out
+    assert str(out) in text.err
+    assert tree(out) == before
+
+
+# cost, plan, profile
+
+
+@pytest.mark.parametrize("mode", ["exact", "paper"])
+def test_cost_json(mode: str) -> None:
+    """One object; a width for each row, the last one the whole model."""
+    called = call("cost", "--task", "cnn-mnist", "--mode", mode, "--json")
+    assert called.code == 0
+    assert len(called.out.splitlines()) == 1
+    table = called.json
+    assert (table["task"], table["mode"]) == ("cnn-mnist", mode)
+    assert [layer["name"] for layer in table["layers"]] == ["conv1", "conv2", "fc1", "out"]
+    keys = [
+        "width",
+        "frozen",
+        "operations",
+        "ratio",
+        "upload_bytes",
+        "overhead_bytes",
+        "memory_bytes",
+        "feddrop_keep",
+        "feddrop_operations",
+        "feddrop_within_budget",
+    ]
+    assert all(set(WIDTH_KEYS.split()) <= set(row) for row in table["widths"])
+    assert [row["width"] for row in table["widths"]] == [1, 2, 3, 4]
+    assert [len(row["frozen"]) for row in table["widths"]] == [3, 2, 1, 0]
+    assert table["widths"][-1]["ratio"] == 1
+    assert table["widths"][-1]["upload_bytes"] == 4 * sum(layer["parameters"] for layer in table["layers"])
+
+
+def test_cost_in_text_and_drawn(tmp_path: Path) -> None:
+    """The tables name layers and widths; `--draw` writes a picture."""
+    picture = tmp_path / "net.svg"
+    called = call("cost", "--widths", "2", "--draw", picture)
+    assert called.code == 0
+    for words in ("weight gradient", "fc4", "FedDrop keep", "100.00%"):
+        assert words in called.out
+    assert "<svg" in picture.read_text()
+    assert str(picture) in called.err
+
+
+PLAN = ("plan", "--task", "cnn-cifar10", "--mode", "paper", "--full-seconds", "10")
+
+
+def test_plan_by_level_gives_the_papers_times() -> None:
+    """Section IV of the paper: 23.0, 23.2, 26.4, 18.8 and 10.0 s, where FedAvg waits 50 s."""
+    table = call(*PLAN, "--assign", "level", "--json").json
+    assert [row["seconds"] for row in table["devices"]] == pytest.approx(
+        [23.0, 23.2, 26.4, 18.8, 10.0], abs=1e-6
+    )
+    assert [row["width"] for row in table["devices"]] == [1, 2, 3, 4, 5]
+    assert table["round_seconds"] == pytest.approx(26.4, abs=1e-6)
+    assert table["fedavg_round_seconds"] == pytest.approx(50, abs=1e-6)
+
+
+def test_plan_by_deadline_gives_the_largest_width_that_fits() -> None:
+    """At 26.5 s the device of speed 1/2 has time for the full model: 20 s."""
+    table = call(*PLAN, "--assign", "deadline", "--deadline", "26.5", "--json").json
+    (half,) = (row for row in table["devices"] if row["speed"] == 0.5)
+    assert (half["width"], half["frozen"], half["fits"]) == (5, [], True)
+    assert half["seconds"] == pytest.approx(20.0, abs=1e-6)
+    assert [row["width"] for row in table["devices"]] == [1, 2, 3, 5, 5]
+
+
+def test_plan_says_who_is_too_slow() -> None:
+    """A deadline that nobody can meet leaves the smallest width, marked as late."""
+    table = call(*PLAN, "--deadline", "1", "--json").json
+    assert [row["fits"] for row in table["devices"]] == [False] * 5
+    assert [row["width"] for row in table["devices"]] == [1] * 5
+
+
+def test_plan_in_text() -> None:
+    """The same, as a table and a sentence."""
+    called = call(*PLAN, "--assign", "level")
+    assert called.code == 0
+    for words in (
+        "level 1",
+        "conv1, conv2, fc1, fc2",
+        "26.4",
+        "a FedPMT round takes 26.4 s, a FedAvg round 50.0 s",
+    ):
+        assert words in called.out
+
+
+def test_plan_of_a_measured_fleet(tmp_path: Path) -> None:
+    """Rows bear the devices' names and counts, and a link takes its time."""
+    fleet = tmp_path / "fleet.csv"
+    fleet.write_text("name,speed,count,uplink_mbps\nphone,1/2,3,8\nboard,1,1,\n")
+    table = call("plan", "--fleet", fleet, "--assign", "deadline", "--deadline", "1000", "--json").json
+    phone, board = table["devices"]
+    assert (phone["name"], phone["devices"], board["name"], board["devices"]) == ("phone", 3, "board", 1)
+    # 8 Mbit/s are a million bytes a second.
+    assert phone["seconds"] == pytest.approx(20.0 + phone["upload_bytes"] / 1e6)
+    assert board["seconds"] == pytest.approx(10.0)
+
+
+def test_profile_gives_a_row_for_the_fleet(tmp_path: Path) -> None:
+    """What is measured here can be planned with."""
+    called = call("profile", "--samples", "20", "--repeat", "1", "--name", "bench, old", "--json")
+    assert called.code == 0, called.err
+    assert len(called.out.splitlines()) == 1
+    measured = called.json
+    assert [row["width"] for row in measured["widths"]] == [1, 2, 3, 4]
+    assert all(row["seconds_per_sample"] > 0 and row["peak_bytes"] > 0 for row in measured["widths"])
+    (row,) = csv.DictReader(io.StringIO(measured["csv"]))
+    assert row["name"] == "bench, old"
+    assert float(row["speed"]) == pytest.approx(measured["speed"], rel=1e-4)
+    fleet = tmp_path / "fleet.csv"
+    fleet.write_text(measured["csv"] + "\n")
+    (planned,) = call("plan", "--fleet", fleet, "--json").json["devices"]
+    assert planned["name"] == "bench, old"
+
+
+def test_profile_in_text() -> None:
+    """A table, then the CSV row."""
+    called = call("profile", "--task", "cnn-mnist", "--samples", "20", "--repeat", "1")
+    assert called.code == 0
+    assert "microseconds a sample" in called.out
+    assert called.out.splitlines()[-1].startswith("this-machine,")
+
+
+# methods, data, report
+
+
+def test_methods() -> None:
+    """Every method of the table, with its own settings."""
+    listed = call("methods", "--json")
+    assert len(listed.out.splitlines()) == 1
+    assert set(listed.json) == set(METHODS)
+    assert listed.json["feddrop"]["scope"] == "fc"
+    text = call("methods").out
+    assert all(name in text for name in METHODS)
+    assert "scope=fc" in text
+
+
+def test_data_list(tmp_path: Path) -> None:
+    """What is built in is there; the others are not in an empty folder."""
+    listed = call("data", "list", "--data-dir", tmp_path, "--json").json
+    assert {one["name"]: one["state"] for one in listed} == {
+        "embedded": "built in",
+        "synthetic": "built in",
+        "mnist": "absent",
+        "fashion-mnist": "absent",
+        "cifar10": "absent",
+    }
+    text = call("data", "list", "--data-dir", tmp_path).out
+    assert "cifar10" in text
+    assert "absent" in text
+
+
+def test_data_get_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set that is there and sound is not fetched again; its folder is the one line of output."""
+    content = b"all of it"
+    file = DataFile("train-labels-idx1-ubyte", len(content), hashlib.sha256(content).hexdigest())
+    monkeypatch.setitem(folders.FILES, "mnist", (file,))
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / file.name).write_bytes(content)
+    called = call("data", "get", "mnist", "--data-dir", tmp_path)
+    assert (called.code, called.out) == (0, f"{tmp_path / 'mnist'}\n")
+    states = {
+        one["name"]: one["state"] for one in call("data", "list", "--data-dir", tmp_path, "--json").json
+    }
+    assert states["mnist"] == "present"
+
+
+def test_report(tmp_path: Path, finished: tuple[Path, Called]) -> None:
+    """A page and its CSV, from a run folder or from the folder that holds it."""
+    folder = finished[0]
+    page = tmp_path / "page.html"
+    called = call("report", folder, "--out", page, "--targets", "0.5", "--title", "A fine title", "--json")
+    assert called.code == 0, called.err
+    assert len(called.out.splitlines()) == 1
+    assert (called.json["page"], called.json["runs"]) == (str(page), 1)
+    assert "A fine title" in page.read_text()
+    assert Path(called.json["csv"]).exists()
+    other = tmp_path / "other.html"
+    text = call("report", folder.parent, "--out", other)
+    assert (text.code, text.out) == (0, "")
+    assert str(other) in text.err
+    assert other.exists()
+
+
+def test_report_names_its_own_file(elsewhere: Path, finished: tuple[Path, Called]) -> None:
+    """Without `--out` the page is report.html in the working folder."""
+    assert call("report", finished[0]).code == 0
+    assert (elsewhere / "report.html").exists()

@@ -1,0 +1,64 @@
+"""What is loaded, and when: commands that need no torch answer at once, a run's folder comes first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from command_line import TINY, python
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WITHOUT_TORCH = """
+import sys
+import fedpmt.cli
+code = fedpmt.cli.main.__globals__["program"](sys.argv[1:])
+heavy = [name for name in ("torch", "matplotlib", "mlxtend") if name in sys.modules]
+sys.exit(f"loaded {heavy}" if heavy else code)
+"""
+
+FIRST_TORCH = """
+import sys
+from pathlib import Path
+
+out, seen = Path(sys.argv[1]), []
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "mlxtend") and not seen:
+            seen.append((out / "config.json").exists())
+        return None
+
+sys.meta_path.insert(0, Watch())
+from fedpmt.cli.main import program
+
+code = program(sys.argv[2:])
+print("config first", seen, "code", code)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("run", "--help"),
+        ("compare", "--help"),
+        ("methods",),
+        ("methods", "--json"),
+        ("run", "--method", "nope"),
+        ("run", "--rounds", "-1"),
+    ],
+)
+def test_no_torch_where_none_is_needed(arguments: tuple[str, ...]) -> None:
+    """Help, the list of methods and a refusal are quick: torch is not loaded for them."""
+    ended = python(WITHOUT_TORCH, *arguments)
+    assert "loaded" not in ended.stderr
+    assert ended.returncode == (2 if arguments[-1] in ("nope", "-1") else 0), ended.stderr
+
+
+def test_the_folder_is_written_before_torch_is_loaded(tmp_path: Path) -> None:
+    """A run killed while torch loads can already be resumed."""
+    out = tmp_path / "run"
+    ended = python(FIRST_TORCH, out, "run", *TINY, "--rounds", "1", "--out", out)
+    assert "config first [True] code 0" in ended.stdout, ended.stderr

@@ -1,0 +1,74 @@
+"""The interface carries a method with device state, extra tensors, device choice and personal evaluation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedpmt.methods.averaging import PartAveraging
+from fedpmt.records import DEVICES, ROUNDS
+from fedpmt.simulation.checkpoint import read_value
+
+sys.path.insert(0, str(Path(__file__).parent))
+from diary import Diary, play  # type: ignore[import-not-found]
+
+
+def state(folder: Path) -> dict[str, bytes]:
+    """Every accepted device state, by file."""
+    return {path.name: path.read_bytes() for path in sorted((folder / DEVICES).glob("*/*"))}
+
+
+def test_runs_with_state_choice_and_extra_tensors(tmp_path: Path) -> None:
+    run = play(tmp_path / "run")
+    assert run.result.evaluates == "personal"
+    assert run.result.accuracy > 0.2
+    labels = {device.part for record in run.rounds for device in record.devices}
+    assert len(labels) > 1  # devices chose different widths
+    arrived = [device for record in run.rounds for device in record.devices if device.outcome == "arrived"]
+    lost = [device for record in run.rounds for device in record.devices if device.outcome != "arrived"]
+    assert lost
+    kept = {int(name.split("-")[0]): name for name in state(tmp_path / "run")}
+    assert set(kept) == {device.device for device in arrived}  # no state for devices that never took part
+    for device in kept:
+        diary = read_value(next((tmp_path / "run" / DEVICES).glob(f"*/{kept[device]}")))
+        assert isinstance(diary, Diary)
+        assert diary.rounds == sum(one.device == device for one in arrived)
+
+
+def test_same_bits_for_any_number_of_workers(tmp_path: Path) -> None:
+    runs = [play(tmp_path / str(workers), workers=workers) for workers in (1, 2, 3)]
+    assert len({run.result.weights_sha256 for run in runs}) == 1
+    assert state(tmp_path / "1") == state(tmp_path / "2") == state(tmp_path / "3")
+
+
+@pytest.mark.parametrize("checkpoint_seconds", ["0", "0.3", "10"])
+def test_killed_at_any_round_and_resumed(tmp_path: Path, checkpoint_seconds: str) -> None:
+    whole = play(tmp_path / "whole")
+    folder = tmp_path / "killed"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for lines in (1, 5, 9):
+        program = f"import diary, pathlib; diary.play(pathlib.Path({str(folder)!r}), checkpoint_seconds={checkpoint_seconds})"
+        process = subprocess.Popen([sys.executable, "-c", program], env=environment)
+        rounds = folder / ROUNDS
+        while process.poll() is None and not (rounds.exists() and rounds.read_bytes().count(b"\n") >= lines):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    resumed = play(folder)
+    assert resumed.result.model_copy(update={"run": ""}) == whole.result.model_copy(update={"run": ""})
+    assert (folder / ROUNDS).read_bytes() == (tmp_path / "whole" / ROUNDS).read_bytes()
+    assert state(folder) == state(tmp_path / "whole")
+
+
+def test_methods_without_state_leave_no_device_files(tmp_path: Path) -> None:
+    from fedpmt import api
+
+    api.run("fedpmt", out=tmp_path / "run", rounds=1, devices=5, samples=10, cohort=5)
+    assert not (tmp_path / "run" / DEVICES).exists()
+    assert PartAveraging.__abstractmethods__ == {"part"}

@@ -1,0 +1,142 @@
+"""What must hold of every registered method."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from fedpmt import api
+from fedpmt.methods.fedavg import FedAvg
+from fedpmt.methods.registry import METHODS, create
+from fedpmt.simulation.loop import payload_bytes
+from fedpmt.submodel.part import Whole, add_at
+from fedpmt.types import MODEL
+from support import SMALL, Bench
+
+SHARED = {"widths": None, "splitting": "server"}
+BUDGETS = [200.0, 400.0, float("inf"), float("inf")]
+
+
+def method(name: str) -> Any:
+    return create(name, {}, SHARED)
+
+
+def replies(bench: Bench, index: int = 0) -> list[Any]:
+    return [bench.reply(device, index, budget) for device, budget in enumerate(BUDGETS)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_is_a_frozen_value_that_can_be_pickled(name: str) -> None:
+    value = method(name)
+    assert pickle.loads(pickle.dumps(value)) == value
+    field = dataclasses.fields(value)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(value, field, None)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_does_not_change_the_state_it_is_given(name: str) -> None:
+    bench = Bench(method(name))
+    before = {key: tensor.clone() for key, tensor in bench.state.tensors.items()}
+    step = bench.method.aggregate(bench.state, replies(bench), bench.round(0))
+    assert all(torch.equal(bench.state.tensors[key], before[key]) for key in before)
+    assert any(not torch.equal(step.state.tensors[key], before[key]) for key in before)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_arrival_order_does_not_matter(name: str) -> None:
+    bench = Bench(method(name))
+    arrived = replies(bench)
+    forth = bench.method.aggregate(bench.state, arrived, bench.round(0)).state.tensors
+    back = bench.method.aggregate(bench.state, arrived[::-1], bench.round(0)).state.tensors
+    for key, tensor in forth.items():
+        torch.testing.assert_close(tensor, back[key], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_entries_that_nobody_trained_keep_their_bits(name: str) -> None:
+    bench = Bench(method(name))
+    arrived = [bench.reply(device, 0, 60.0) for device in range(2)]
+    step = bench.method.aggregate(bench.state, arrived, bench.round(0))
+    untouched = 0
+    for key, before in bench.state.tensors.items():
+        cover = torch.zeros_like(before)
+        for reply in arrived:
+            if key in reply.part.trained:
+                add_at(cover, reply.part.trained[key], 1.0)
+        outside = cover == 0
+        untouched += int(outside.sum())
+        assert torch.equal(step.state.tensors[key][outside], before[outside])
+    assert untouched > 0 or name == "fedavg"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_training_leaves_the_model_as_it_was(name: str) -> None:
+    bench = Bench(method(name), learning_rate=0.0)
+    step = bench.method.aggregate(bench.state, replies(bench), bench.round(0))
+    assert all(torch.equal(step.state.tensors[key], tensor) for key, tensor in bench.state.tensors.items())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bytes_on_the_wire_are_those_accounted_for(name: str) -> None:
+    bench = Bench(method(name))
+    for device, budget in enumerate(BUDGETS):
+        reply = bench.reply(device, 0, budget)
+        assert payload_bytes(reply.tensors) == bench.method.local().upload_bytes(
+            reply.part, bench.model.structure
+        )
+        task = bench.method.assign(bench.state, bench.client(device, budget), bench.round(0))
+        assert set(task.tensors[MODEL]) == set(task.offer[0].sent)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_neutral_and_capable_is_fedavg_bit_for_bit(name: str) -> None:
+    neutral = method(name).neutral()
+    assert neutral is not None
+    ours, theirs = Bench(neutral), Bench(FedAvg())
+    for index in range(3):
+        for bench in (ours, theirs):
+            arrived = [bench.reply(device, index, count=6 + device) for device in range(3)]
+            assert all(
+                isinstance(selection, Whole) for reply in arrived for selection in reply.part.trained.values()
+            )
+            bench.state = bench.method.aggregate(bench.state, arrived, bench.round(index)).state
+    for key, tensor in theirs.state.tensors.items():
+        assert torch.equal(ours.state.tensors[key], tensor)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_assignment_is_a_function_of_round_and_device(name: str) -> None:
+    bench = Bench(method(name))
+    once, again = (bench.method.assign(bench.state, bench.client(3, 60.0), bench.round(5)) for _ in range(2))
+    assert once.offer[0].label == again.offer[0].label
+    for key, tensor in once.tensors[MODEL].items():
+        assert torch.equal(tensor, again.tensors[MODEL][key])
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("partition", ["iid", "classes:2"])
+def test_same_bits_for_any_number_of_workers(name: str, partition: str) -> None:
+    settings: dict[str, Any] = {**SMALL, "partition": partition, "task": "cnn-mnist"}
+    found = set()
+    for execution in ({"executor": "plain"}, {"workers": 1}, {"workers": 2}, {"workers": 3}):
+        result = api.run(name, **settings, **execution).result
+        assert result is not None
+        found.add(result.weights_sha256)
+    assert len(found) == 1
+    other = api.run(name, **settings, seed=1).result
+    assert other is not None
+    assert other.weights_sha256 not in found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_runs_with_no_other_setting_and_learns(name: str) -> None:
+    run = api.run(name, rounds=12, eval_every=4)
+    assert run.result is not None
+    assert run.result.accuracy is not None
+    assert run.result.accuracy > 0.2  # ten classes
+    assert run.result.bytes_up == sum(device.bytes_up for record in run.rounds for device in record.devices)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import pytest
+from report_samples import SETTINGS, comparison, device, run, step, wrap
+
+from fedpmt.report import accuracy, accuracy_by_class, accuracy_by_level, busy, group_runs, layers
+from fedpmt.report.drawing import curve, layer_counts
+from fedpmt.report.theme import PALETTE, looks_of, to_svg
+from fedpmt.report.timeline import choose_round, horizon, representatives
+from fedpmt.types import SettingError
+
+
+def test_curves_average_seeds_round_by_round() -> None:
+    """Accuracies 0.2, 0.4 and 0.4, 0.8 at 10 s and 20 s, 100 and 200 bytes."""
+    found = curve([run([0.2, 0.4], seed=0), run([0.4, 0.8], seed=1)], "seconds")
+    assert found is not None
+    assert found.place.tolist() == [10, 20]
+    assert found.mean.tolist() == pytest.approx([0.3, 0.6])
+    assert (found.low.tolist(), found.high.tolist()) == ([0.2, 0.4], [0.4, 0.8])
+    sent = curve([run([0.2, None, 0.4])], "bytes")
+    assert sent is not None
+    assert sent.place.tolist() == [100, 300]
+
+
+def test_a_curve_goes_on_while_half_of_its_seeds_do() -> None:
+    found = curve(
+        [run([0.2, 0.3, 0.4], seed=0), run([0.4], seed=1), run([0.4, 0.5], seed=2), run([], seed=3)], "rounds"
+    )
+    assert found is not None
+    assert found.place.tolist() == [1, 2]
+    assert curve([run([None, None])], "rounds") is None
+
+
+def test_layers_are_counted_per_round() -> None:
+    steps = (step(1, None, layers={"fc1": 0, "fc2": 4}), step(2, None, layers={"fc1": 1, "fc2": 2}))
+    [group] = group_runs([wrap(steps, SETTINGS, "run")])
+    assert layer_counts(group) == {"fc1": 0.5, "fc2": 3.0}
+
+
+def test_a_method_keeps_its_colour_whoever_else_is_there() -> None:
+    pair = looks_of(group_runs([run([0.5], method=name) for name in ("zebra", "fedavg", "fedpmt")]))
+    assert (pair["fedpmt"].colour, pair["fedavg"].colour) == PALETTE[:2]
+    assert pair["zebra"].colour not in PALETTE[:2]
+
+
+def test_variants_of_a_method_are_dashed_and_of_the_only_method_coloured() -> None:
+    variants = [
+        run([0.5], method=name, deadline=end) for name in ("fedpmt", "fedavg") for end in (20.0, 30.0)
+    ]
+    looks = looks_of(group_runs(variants))
+    assert looks["fedpmt · deadline 20"].colour == looks["fedpmt · deadline 30"].colour
+    assert looks["fedpmt · deadline 20"].dashes != looks["fedpmt · deadline 30"].dashes
+    alone = looks_of(group_runs(variants[:2]))
+    assert len({look.colour for look in alone.values()}) == 2
+
+
+def test_busy_takes_the_last_round_that_all_have() -> None:
+    runs = [run([0.5] * 4), run([0.5] * 2, method="fedavg"), run([], method="feddrop")]
+    chosen = representatives(group_runs(runs))
+    assert [group.line for group, _ in chosen] == ["fedpmt", "fedavg"]
+    assert [one.round for one in choose_round([one for _, one in chosen])] == [2, 2]
+    assert [one.round for one in choose_round([one for _, one in chosen], 4)] == [4, 2]
+
+
+def test_the_axis_reaches_the_slowest_and_survives_a_device_without_end() -> None:
+    late = step(1, None, devices=(device(1, "late", seconds=42.0), device(2, "failed", seconds=float("inf"))))
+    assert horizon([late], [26.5]) == 42
+    busy([wrap((late,), SETTINGS, "run")])
+
+
+@pytest.mark.parametrize("draw", [accuracy, busy, layers, accuracy_by_level, accuracy_by_class])
+def test_figures_of_any_runs(draw: object) -> None:
+    assert callable(draw)
+    before = dict(mpl.rcParams)
+    for runs in (
+        comparison(rounds=4, seeds=2, partitions=("iid",)),
+        [run([]), run([None], method="fedavg", finished=False)],
+        [run([0.5, 0.6], method="_$x^{", partition="日本 $"), run([0.5], method="b" * 300)],
+    ):
+        text = to_svg(draw(runs), "name", "a <description>")
+        root = ElementTree.fromstring(text)
+        assert root.attrib["aria-label"] == "a <description>"
+        assert all(identity.startswith("name-") for identity in re.findall(r'\bid="([^"]+)"', text))
+        referred = set(re.findall(r'href="#([^"]+)"', text)) | set(re.findall(r"url\(#([^)]+)\)", text))
+        assert referred <= set(re.findall(r'\bid="([^"]+)"', text))
+    assert dict(mpl.rcParams) == before
+
+
+def test_text_stays_text_in_the_colours_of_the_page() -> None:
+    text = to_svg(accuracy([run([0.5])]), "one", "words")
+    assert "virtual time" not in text
+    assert ">round</text>" in text
+    assert "var(--ink, #1b2331)" in text
+    assert "var(--series-0, #0072b2)" in text
+    assert "DejaVu" not in text
+
+
+def test_an_unknown_axis_and_no_runs_are_refused() -> None:
+    with pytest.raises(SettingError, match="did you mean 'rounds'"):
+        accuracy([run([0.5])], "round")  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="no run to report on"):
+        layers([])

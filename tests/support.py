@@ -1,0 +1,108 @@
+"""Small things that several tests build on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedpmt.complexity.budget import Budget
+from fedpmt.methods.base import Prototype, Round, Setup
+from fedpmt.models.layered import LayeredModel, layered
+from fedpmt.seeds import Seeds
+from fedpmt.submodel.part import GLOBAL
+from fedpmt.training.local import LocalSettings, Site, train
+from fedpmt.training.messages import Client, Reply
+from fedpmt.training.objective import CLASSIFICATION
+from fedpmt.types import Examples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fedpmt.methods.base import Method
+    from fedpmt.submodel.part import Part
+
+SMALL = {"devices": 10, "samples": 20, "cohort": 5, "batch": 10, "rounds": 2, "lr": 0.1}
+"""Settings of a run that takes a moment."""
+
+
+def small_net(seed: int = 0) -> nn.Sequential:
+    """A convolution, a flatten and two linear layers: every kind of cut, few numbers."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 8),
+        nn.ReLU(),
+        nn.Linear(8, 3),
+    )
+
+
+def samples(count: int, shape: tuple[int, ...] = (1, 8, 8), classes: int = 3, seed: int = 0) -> Examples:
+    """Random samples as tensors."""
+    rng = np.random.default_rng(seed)
+    inputs = torch.from_numpy(rng.normal(size=(count, *shape)).astype(np.float32))
+    return Examples(inputs, torch.from_numpy(rng.integers(classes, size=count)), np.arange(count))
+
+
+class FlatCost:
+    """A stand-in for a price: operations are the number of trained entries."""
+
+    def __init__(self, operations: float) -> None:
+        self.operations = operations
+        self.memory_bytes = 0
+
+
+def flat_price(model: LayeredModel) -> Callable[[Part], Any]:
+    """Price a part by how much it trains."""
+    from fedpmt.submodel.part import size
+
+    shapes = model.structure.shapes
+    return lambda part: FlatCost(
+        sum(size(selection, shapes[name]) for name, selection in part.trained.items())
+    )
+
+
+class Bench:
+    """One method on one small model, driven by hand, without clock or records."""
+
+    def __init__(self, method: Method[Any, Any], module: nn.Module | None = None, **local: Any) -> None:
+        self.method = method
+        self.model = layered(module or small_net())
+        self.price = flat_price(self.model)
+        self.settings = LocalSettings(**{"epochs": 1, "batch": 4, "learning_rate": 0.1, **local})
+        self.state = method.init(
+            Setup({GLOBAL: Prototype(self.model.structure, self.model.initial())}, 8, self.price)
+        )
+
+    def round(self, index: int) -> Round:
+        return Round(index, self.price, Seeds(0, index))
+
+    def client(self, device: int, budget: float = float("inf"), count: int = 8) -> Client:
+        return Client(device, 1, 1.0, Budget(budget), count)
+
+    def reply(
+        self, device: int, index: int = 0, budget: float = float("inf"), count: int = 8, own: Any = None
+    ) -> Reply:
+        client = self.client(device, budget, count)
+        task = self.method.assign(self.state, client, self.round(index))
+        site = Site({GLOBAL: self.model}, CLASSIFICATION, self.settings)
+        seeds = Seeds(0, index)
+        data = samples(count, seed=device)
+        work = self.method.local()
+        reply, _ = train(
+            work,
+            site,
+            task,
+            task.offer[0],
+            own,
+            data,
+            lambda purpose: seeds(purpose, device),
+            device=device,
+            round_index=index,
+        )
+        return reply
