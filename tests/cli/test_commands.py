@@ -17,103 +17,33 @@ from fedpmt.data.folders import DataFile
 from fedpmt.methods.registry import METHODS
 from fedpmt.simulation import executors
 
-RUN_FLAGS = [
-    "--method",
-    "--task",
-    "--data",
-    "--data-dir",
-    "--partition",
-    "--partition-seed",
-    "--devices",
-    "--samples",
-    "--cohort",
-    "--sampling",
-    "--levels",
-    "--level-draw",
-    "--fleet",
-    "--availability",
-    "--failure",
-    "--over-select",
-    "--assign",
-    "--deadline",
-    "--full-seconds",
-    "--mode",
-    "--prefix",
-    "--widths",
-    "--splitting",
-    "--epochs",
-    "--batch",
-    "--lr",
-    "--schedule",
-    "--momentum",
-    "--weight-decay",
-    "--rounds",
-    "--seed",
-    "--workers",
-    "--executor",
-    "--eval-every",
-    "--target",
-    "--time-budget",
-    "--checkpoint-seconds",
-    "--set",
-    "--out",
-    "--resume",
-    "--dry-run",
-    "--json",
-    "--config",
-]
+RUN_FLAGS = (
+    "--method --task --data --data-dir --partition --partition-seed --devices --samples --cohort --sampling "
+    "--levels --level-draw --fleet --availability --failure --over-select --assign --deadline --full-seconds "
+    "--mode --prefix --widths --splitting --epochs --batch --lr --schedule --momentum --weight-decay --rounds "
+    "--seed --workers --executor --eval-every --target --time-budget --checkpoint-seconds --set --out --resume "
+    "--dry-run --json --config"
+)
+NOT_OF_COMPARE = {"--method", "--seed", "--dry-run"}
 FLAGS = {
     "run": RUN_FLAGS,
-    "compare": [
-        *(flag for flag in RUN_FLAGS if flag not in ("--method", "--seed", "--dry-run")),
-        "--seeds",
-        "METHOD...",
-    ],
-    "cost": ["--task", "--mode", "--widths", "--draw", "--json"],
-    "plan": [
-        "--task",
-        "--data",
-        "--devices",
-        "--samples",
-        "--levels",
-        "--fleet",
-        "--availability",
-        "--assign",
-        "--deadline",
-        "--full-seconds",
-        "--mode",
-        "--prefix",
-        "--widths",
-        "--epochs",
-        "--batch",
-        "--momentum",
-        "--config",
-        "--json",
-    ],
-    "profile": [
-        "--task",
-        "--data",
-        "--samples",
-        "--full-seconds",
-        "--mode",
-        "--prefix",
-        "--widths",
-        "--epochs",
-        "--batch",
-        "--lr",
-        "--momentum",
-        "--name",
-        "--repeat",
-        "--config",
-        "--json",
-    ],
+    "compare": "METHOD... --seeds "
+    + " ".join(flag for flag in RUN_FLAGS.split() if flag not in NOT_OF_COMPARE),
+    "cost": "--task --mode --widths --draw --json",
+    "plan": (
+        "--task --data --devices --samples --levels --fleet --availability --assign --deadline --full-seconds "
+        "--mode --prefix --widths --epochs --batch --momentum --config --json"
+    ),
+    "profile": (
+        "--task --data --samples --full-seconds --mode --prefix --widths --epochs --batch --lr --momentum --name "
+        "--repeat --config --json"
+    ),
     "methods": "--json",
     "data": "list get",
     "data list": "--data-dir --json",
     "data get": "NAME --data-dir",
-    "report": ["RUN...", "--out", "--targets", "--title", "--json"],
+    "report": "RUN... --out --targets --title --json",
 }
-
 WIDTH_KEYS = (
     "width frozen operations ratio upload_bytes overhead_bytes memory_bytes "
     "feddrop_keep feddrop_operations feddrop_within_budget"
@@ -361,18 +291,6 @@ def test_cost_json(mode: str) -> None:
     table = called.json
     assert (table["task"], table["mode"]) == ("cnn-mnist", mode)
     assert [layer["name"] for layer in table["layers"]] == ["conv1", "conv2", "fc1", "out"]
-    keys = [
-        "width",
-        "frozen",
-        "operations",
-        "ratio",
-        "upload_bytes",
-        "overhead_bytes",
-        "memory_bytes",
-        "feddrop_keep",
-        "feddrop_operations",
-        "feddrop_within_budget",
-    ]
     assert all(set(WIDTH_KEYS.split()) <= set(row) for row in table["widths"])
     assert [row["width"] for row in table["widths"]] == [1, 2, 3, 4]
     assert [len(row["frozen"]) for row in table["widths"]] == [3, 2, 1, 0]

@@ -16,7 +16,7 @@ from fedpmt.records import DEVICES, ROUNDS
 from fedpmt.simulation.checkpoint import read_value
 
 sys.path.insert(0, str(Path(__file__).parent))
-from diary import Diary, play  # type: ignore[import-not-found]
+from diary import Diary, play
 
 
 def state(folder: Path) -> dict[str, bytes]:
@@ -35,8 +35,8 @@ def test_runs_with_state_choice_and_extra_tensors(tmp_path: Path) -> None:
     assert lost
     kept = {int(name.split("-")[0]): name for name in state(tmp_path / "run")}
     assert set(kept) == {device.device for device in arrived}  # no state for devices that never took part
-    for device in kept:
-        diary = read_value(next((tmp_path / "run" / DEVICES).glob(f"*/{kept[device]}")))
+    for device, name in kept.items():
+        diary = read_value(next((tmp_path / "run" / DEVICES).glob(f"*/{name}")))
         assert isinstance(diary, Diary)
         assert diary.rounds == sum(one.device == device for one in arrived)
 
@@ -53,7 +53,8 @@ def test_killed_at_any_round_and_resumed(tmp_path: Path, checkpoint_seconds: str
     folder = tmp_path / "killed"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for lines in (1, 5, 9):
-        program = f"import diary, pathlib; diary.play(pathlib.Path({str(folder)!r}), checkpoint_seconds={checkpoint_seconds})"
+        call = f"diary.play(pathlib.Path({str(folder)!r}), checkpoint_seconds={checkpoint_seconds})"
+        program = f"import diary, pathlib; {call}"
         process = subprocess.Popen([sys.executable, "-c", program], env=environment)
         rounds = folder / ROUNDS
         while process.poll() is None and not (rounds.exists() and rounds.read_bytes().count(b"\n") >= lines):

@@ -121,7 +121,7 @@ def test_local_steps_are_those_of_torch_sgd(momentum: float, decay: float) -> No
         for start in range(0, 23, 5):
             batch = data.take(positions[start : start + 5])
             optimizer.zero_grad()
-            nn.functional.cross_entropy(reference(batch.inputs), batch.targets).backward()
+            nn.functional.cross_entropy(reference(batch.inputs), batch.targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     for name, value in reference.state_dict().items():
         torch.testing.assert_close(reply.tensors[MODEL][name], value, rtol=1e-6, atol=1e-7)
@@ -134,7 +134,7 @@ def test_one_device_and_one_full_batch_step_is_central_sgd() -> None:
     step = bench.method.aggregate(bench.state, [bench.reply(0)], bench.round(0))
     module = small_net()
     data = samples(8, seed=0)
-    nn.functional.cross_entropy(module(data.inputs), data.targets).backward()
+    nn.functional.cross_entropy(module(data.inputs), data.targets).backward()  # type: ignore[no-untyped-call]
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(

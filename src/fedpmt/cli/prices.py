@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -204,6 +205,7 @@ def profile(
     """Measure this machine: seconds per sample and peak memory of each width, as a row for the fleet CSV."""
     given.pop("options", None)
     settings = api.settings_of(given)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks of itself otherwise
     measured = api.profile(settings, name, repeat)
     if as_json:
         print(json.dumps(measured))

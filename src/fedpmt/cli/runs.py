@@ -112,7 +112,8 @@ def compare(
     )
     targets = (first.target,) if first.target else tables.default_targets(finished)
     if targets:
-        rows = [row.texts() for row in tables.time_to_target(finished, targets)]
+        reached = sorted(tables.time_to_target(finished, targets), key=lambda row: row.target)
+        rows = [row.texts() for row in reached]
         show.table("Time to target", list(rows[0]), [list(row.values()) for row in rows], left=2)
     show.say(f"records: {parent}")
 

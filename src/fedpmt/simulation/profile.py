@@ -58,7 +58,8 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
                 begun = time.perf_counter()
                 once(part)
                 times[number].append(time.perf_counter() - begun)
-        peaks = [_peak_bytes(lambda part=part: once(part)) for part in parts]
+        received = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+        peaks = [received + _peak_bytes(lambda part=part: once(part)) for part in parts]
     finally:
         torch.set_num_threads(threads)
     layers = problem.model.structure.layers

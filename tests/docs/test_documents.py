@@ -1,0 +1,80 @@
+"""What the documents say is true: names exist, examples run."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import fedpmt
+
+ROOT = Path(__file__).parents[2]
+PAPER_SYMBOLS = ["K", "k", "D_k", "q_k", "ℓ", "F_k", "w", "w^1", "τ", "S", "S_i", "c_k", "E", "κ_k", "T_cmp", "Ψ", "I", "Ξ_i", "L", "Υ_k^l", "f_k", "∘", "⊙", "η_t", "ξ_k", "A_k", "ψ", "p_j", "λ", "μ", "G", "δ_k", "ε", "Λ", "n^x", "n_l", "s_l", "m_l"]
+
+
+def rows() -> list[list[str]]:
+    lines = (ROOT / "docs" / "notation.md").read_text().splitlines()
+    table = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in table[2:]]
+
+
+def identifiers(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+    return names
+
+
+@pytest.mark.parametrize("row", [row for row in rows() if row[2] != "analysis"], ids=lambda row: row[0])
+def test_each_name_of_the_notation_exists_in_its_file(row: list[str]) -> None:
+    _, _, names, file = row
+    found = identifiers(ROOT / file)
+    wanted = re.findall(r"`(\w+)`", names)
+    assert wanted
+    assert set(wanted) <= found
+
+
+def test_each_symbol_of_the_paper_has_a_row() -> None:
+    listed = {symbol for row in rows() for symbol in re.split(r"[ ,]+", row[0].replace("\\|", ""))}
+    listed |= {re.sub(r"\(.*", "", symbol) for symbol in listed}
+    assert set(PAPER_SYMBOLS) <= listed
+
+
+def blocks(document: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/adding-a-method.md"])
+def test_examples_run(
+    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A module of its own, since checkpoints look state classes up by module.
+    module = ModuleType("documented")
+    monkeypatch.setitem(sys.modules, "documented", module)
+    code = blocks(document)
+    assert code
+    for block in code:
+        exec(compile(block, document, "exec"), module.__dict__)
+    assert capsys.readouterr().out
+
+
+def test_public_names_are_all_there_and_documented() -> None:
+    for name in fedpmt.__all__:
+        value = getattr(fedpmt, name)
+        assert value.__doc__
+        assert getattr(fedpmt, name) is getattr(importlib.import_module(value.__module__), name)
+    with pytest.raises(AttributeError, match="no attribute 'runs'"):
+        fedpmt.runs  # type: ignore[attr-defined]  # noqa: B018

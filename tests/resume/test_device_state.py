@@ -1,0 +1,112 @@
+"""What devices keep between rounds, and how any state goes to disk and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from fedpmt.simulation.checkpoint import DeviceStore, read_value, write_value
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A state as a method might have it."""
+
+    name: str
+    weights: dict[str, torch.Tensor]
+    history: tuple[float, ...]
+    mean: np.ndarray
+    nothing: None = None
+
+
+def test_a_value_comes_back_as_it_was(tmp_path: Path) -> None:
+    """Dataclasses, dicts with any keys, tuples and lists, tensors of any type, arrays and scalars."""
+    weights = {"w": torch.randn(3, 2), "count": torch.tensor(7), "bits": torch.tensor([True, False])}
+    value = {
+        3: [Kept("a", weights, (0.1, float(np.pi)), np.arange(4.0))],
+        "flag": True,
+        "empty": {},
+        "none": (),
+    }
+    write_value(tmp_path / "state", value)
+    found = read_value(tmp_path / "state")
+    kept = found[3][0]
+    assert isinstance(kept, Kept)
+    assert (kept.name, kept.history, kept.nothing) == ("a", (0.1, float(np.pi)), None)
+    for name, tensor in weights.items():
+        assert kept.weights[name].dtype == tensor.dtype
+        assert torch.equal(kept.weights[name], tensor)
+    assert isinstance(kept.mean, np.ndarray)
+    np.testing.assert_array_equal(kept.mean, np.arange(4.0))
+    assert (found["flag"], found["empty"], found["none"]) == (True, {}, ())
+
+
+def test_two_tensors_that_share_memory_are_both_kept(tmp_path: Path) -> None:
+    """Views of one tensor come back whole."""
+    base = torch.arange(6.0)
+    write_value(tmp_path / "state", [base[:3], base[3:], base])
+    first, second, whole = read_value(tmp_path / "state")
+    assert torch.equal(torch.cat([first, second]), whole)
+
+
+def test_what_a_state_may_not_hold_is_refused(tmp_path: Path) -> None:
+    """Nothing is pickled, so nothing unknown is written."""
+    with pytest.raises(TypeError, match="may not hold a set"):
+        write_value(tmp_path / "state", {1, 2})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_state_names_its_file(tmp_path: Path) -> None:
+    """As every other file that cannot be read."""
+    with pytest.raises(SettingError, match="nowhere cannot be read"):
+        read_value(tmp_path / "nowhere")
+
+
+def test_a_device_goes_back_to_its_last_accepted_round(tmp_path: Path) -> None:
+    """What it wrote in a round whose reply was lost does not count: server and device stay together."""
+    store = DeviceStore(tmp_path)
+    assert store.read(7, None) is None
+    store.write(7, 0, "after round 0")
+    store.settle({7: 0})
+    store.write(7, 4, "after round 4, whose reply was lost")
+    assert store.read(7, 0) == "after round 0"
+    store.settle({7: 0})
+    assert store.read(7, 0) == "after round 0"
+    with pytest.raises(SettingError, match="cannot be read"):
+        store.read(7, 4)
+
+
+def test_an_accepted_state_replaces_the_one_before(tmp_path: Path) -> None:
+    """One file per device remains once a checkpoint names the round."""
+    store = DeviceStore(tmp_path)
+    for round_index in (0, 3):
+        store.write(12, round_index, round_index)
+        store.write(1, round_index, round_index)
+    assert store.read(12, 0) == 0
+    store.settle({12: 3, 1: 3})
+    assert sorted(path.name for path in tmp_path.rglob("*.safetensors")) == [
+        "1-3.safetensors",
+        "12-3.safetensors",
+    ]
+    assert (store.read(12, 3), store.read(1, 3)) == (3, 3)
+
+
+def test_a_kill_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    """A new process drops what was written after the checkpoint, also of devices the checkpoint does not know."""
+    before = DeviceStore(tmp_path)
+    before.write(5, 1, "kept")
+    before.settle({5: 1})
+    before.write(5, 2, "lost")
+    before.write(6000, 2, "lost too")
+    after = DeviceStore(tmp_path)
+    after.recover({5: 1})
+    assert [path.name for path in tmp_path.rglob("*.safetensors")] == ["5-1.safetensors"]
+    assert after.read(5, 1) == "kept"

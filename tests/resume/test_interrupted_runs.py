@@ -1,0 +1,221 @@
+"""A run that is stopped, however and whenever, and continued: the same bits as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from killed_runs import Process, bits, interrupted, lines, refused, run
+
+from fedpmt.simulation import runner
+from fedpmt.simulation.checkpoint import read_value
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedpmt.records import RoundRecord
+
+SIZES = ("--devices", "10", "--samples", "20", "--cohort", "5", "--batch", "10", "--failure", "0.1")
+FLAGS = (*SIZES, "--rounds", "8")
+LONG = (*SIZES, "--rounds", "40")
+OFTEN = ("--checkpoint-seconds", "0")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes, bytes]:
+    """The bits of the run that nobody stopped."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    ended = run(*FLAGS, "--out", out)
+    assert ended.code == 0, ended.err
+    return bits(out)
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes, bytes]:
+    """The same with more rounds, so that there is time to hit one."""
+    out = tmp_path_factory.mktemp("long") / "run"
+    ended = run(*LONG, "--out", out)
+    assert ended.code == 0, ended.err
+    return bits(out)
+
+
+def test_killed_as_its_folder_appears(tmp_path: Path, whole: tuple[str, bytes, bytes]) -> None:
+    """Torch is not even loaded then; the folder already says which run it is."""
+    out = tmp_path / "run"
+    process = Process(*FLAGS, "--out", out)
+    process.wait_until(out.exists)
+    assert process.stop(signal.SIGKILL).code == -signal.SIGKILL
+    assert (out / "config.json").exists()
+    assert run(*FLAGS, "--resume", "--out", out).code == 0
+    assert bits(out) == whole
+
+
+@pytest.mark.parametrize(
+    "checkpoints", [pytest.param(OFTEN, id="often"), pytest.param((), id="default", marks=pytest.mark.slow)]
+)
+def test_killed_between_rounds(
+    checkpoints: tuple[str, ...], tmp_path: Path, long: tuple[str, bytes, bytes]
+) -> None:
+    """After a few rounds; while it works no other process may, and what it did is then not done twice over."""
+    out = tmp_path / "run"
+    process = Process(*LONG, *checkpoints, "--out", out)
+    process.wait_until(lambda: lines(out) >= 3)
+    assert "in use by another process" in refused(*LONG, "--resume", "--out", out)
+    assert process.stop(signal.SIGKILL).code == -signal.SIGKILL
+    assert not (out / "result.json").exists()
+    assert (out / "checkpoint.safetensors").exists() == bool(checkpoints)
+    assert run(*LONG, *checkpoints, "--resume", "--out", out).code == 0
+    assert bits(out) == long
+
+
+def test_ctrl_c_leaves_a_run_that_can_be_continued(tmp_path: Path, long: tuple[str, bytes, bytes]) -> None:
+    """Exit code 130, no traceback, a line that says how to go on, and a checkpoint at once."""
+    out = tmp_path / "run"
+    process = Process(*LONG, "--out", out)
+    process.wait_until(lambda: lines(out) >= 3)
+    ended = process.stop(signal.SIGINT)
+    assert ended.code == 130
+    assert ended.out == ""
+    assert f"continue with --resume --out {out}" in ended.err
+    assert "Traceback" not in ended.err
+    saved = read_value(out / "checkpoint.safetensors")
+    assert saved.progress.rounds >= 3
+    assert run("--resume", "--out", out).code == 0
+    assert bits(out) == long
+
+
+def test_ctrl_c_while_torch_is_loading(tmp_path: Path, whole: tuple[str, bytes, bytes]) -> None:
+    """The same before the first round."""
+    out = tmp_path / "run"
+    process = Process(*FLAGS, "--out", out)
+    process.wait_until(out.exists)
+    time.sleep(0.3)
+    ended = process.stop(signal.SIGINT)
+    assert ended.code == 130
+    assert f"continue with --resume --out {out}" in ended.err
+    assert "Traceback" not in ended.err
+    assert run("--resume", "--out", out).code == 0
+    assert bits(out) == whole
+
+
+@pytest.mark.parametrize("after", [0, 1, 7])
+def test_only_the_folder_is_needed_to_continue(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[str, bytes, bytes]
+) -> None:
+    """`--resume --out X` takes the stored settings; only the rounds that are missing are played."""
+    out = tmp_path / "run"
+    assert interrupted(monkeypatch, after, *FLAGS, "--out", out).code == 130
+    assert lines(out) == after
+    played: list[int] = []
+    plus = runner.Totals.plus
+
+    def counted(totals: runner.Totals, record: RoundRecord) -> runner.Totals:
+        played.append(record.round)
+        return plus(totals, record)
+
+    monkeypatch.setattr(runner.Totals, "plus", counted)
+    assert run("--resume", "--out", out).code == 0
+    assert played == list(range(after + 1, 9))
+    assert bits(out) == whole
+
+
+@pytest.mark.parametrize("place", ["Totals.plus", "_stop", "write"])
+@pytest.mark.parametrize("when", [1, 4])
+def test_an_interrupt_between_two_steps_loses_no_round(
+    place: str, when: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[str, bytes, bytes]
+) -> None:
+    """Ctrl-C may fall between playing a round, recording it and saving it."""
+    from fedpmt.simulation import checkpoint
+
+    owner: object = {"Totals.plus": runner.Totals, "_stop": runner, "write": checkpoint}[place]
+    name = {"Totals.plus": "plus", "_stop": "_stop", "write": "write_value"}[place]
+    original, calls = getattr(owner, name), 0
+
+    def once(*arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == when:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, once)
+        assert run(*FLAGS, *OFTEN, "--out", out).code == 130
+    assert run(*FLAGS, "--resume", "--out", out).code == 0
+    assert bits(out) == whole
+
+
+def test_a_line_cut_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[str, bytes, bytes]
+) -> None:
+    """What was being written when the machine went down is cut off and written again."""
+    out = tmp_path / "run"
+    interrupted(monkeypatch, 5, *FLAGS, "--out", out)
+    with (out / "rounds.jsonl").open("ab") as file:
+        file.write(b'{"round":6,"virtual_sec')
+    assert run(*FLAGS, "--resume", "--out", out).code == 0
+    assert bits(out) == whole
+
+
+def test_rounds_after_the_checkpoint_are_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[str, bytes, bytes]
+) -> None:
+    """A checkpoint of round 2 behind records of round 5, and no checkpoint at all."""
+    out = tmp_path / "run"
+    interrupted(monkeypatch, 2, *FLAGS, "--out", out)
+    early = (out / "checkpoint.safetensors").read_bytes()
+    interrupted(monkeypatch, 5, *FLAGS, "--resume", "--out", out)
+    assert lines(out) == 5
+    (out / "checkpoint.safetensors").write_bytes(early)
+    interrupted(monkeypatch, 3, *FLAGS, "--resume", "--out", out)
+    assert lines(out) == 3
+    (out / "checkpoint.safetensors").unlink()
+    assert run(*FLAGS, "--resume", "--out", out).code == 0
+    assert bits(out) == whole
+
+
+def test_killed_before_the_result_is_written(tmp_path: Path, whole: tuple[str, bytes, bytes]) -> None:
+    """All rounds played, but no result yet: a resume writes it, from the last checkpoint."""
+    out = tmp_path / "run"
+    first = run(*FLAGS, "--out", out)
+    (out / "result.json").unlink()
+    (out / "model.safetensors").unlink()
+    again = run("--resume", "--out", out)
+    assert (again.code, again.out) == (0, first.out)
+    assert bits(out) == whole
+
+
+def reached(out: Path, count: int) -> bool:
+    """Whether this round is being recorded, or all are."""
+    return lines(out) == count or (out / "result.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "checkpoints", [OFTEN, (), ("--checkpoint-seconds", "0.2")], ids=["often", "default", "some"]
+)
+def test_killed_again_and_again(
+    checkpoints: tuple[str, ...], tmp_path: Path, long: tuple[str, bytes, bytes]
+) -> None:
+    """The same folder, killed at every stage of starting up and at random moments of training."""
+    out = tmp_path / "run"
+    command = (*LONG, *checkpoints, "--resume", "--out", out)
+    moments = random.Random(len(checkpoints))
+    for seconds in (0.05, 0.5, 1.5, 2.5, *(moments.uniform(2.0, 6.0) for _ in range(6))):
+        process = Process(*command)
+        time.sleep(seconds)
+        process.stop(signal.SIGKILL)
+    for step in (1, 5, 12):
+        if (out / "result.json").exists():
+            break
+        begun = lines(out) if checkpoints == OFTEN else 0
+        process = Process(*command)
+        process.wait_until(partial(reached, out, min(39, begun + step)))
+        process.stop(signal.SIGKILL)
+    assert run(*command).code == 0
+    assert bits(out) == long
