@@ -125,7 +125,7 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     try:
         config = json.loads(path.read_bytes())
         settings = config["settings"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingError(f"{path} is not a run's configuration ({error})") from error
     if not isinstance(settings, dict):
         raise SettingError(f"{path} is not a run's configuration (settings is not a table)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tomllib
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -128,6 +127,9 @@ class Settings(BaseModel):
     def _fill(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Defaults that hang on other settings."""
         given = {key: value for key, value in given.items() if value is not None}
+        for key, value in given.items():
+            if isinstance(value, bool):
+                raise SettingError(f"{key.replace('_', '-')} = '{value}' is refused: it is not a yes or no")
         data = str(given.setdefault("data", "cifar10" if given.get("task") == "cnn-cifar10" else "embedded"))
         defaults = DEFAULTS.get(data.partition(":")[0])
         if defaults is None:
@@ -188,7 +190,8 @@ def resolve(given: dict[str, Any]) -> Settings:
         if isinstance(cause, SettingError):
             raise cause from None
         key = ".".join(str(part) for part in first["loc"])
-        reason = first["msg"][0].lower() + first["msg"][1:]
+        reason = first["msg"].removeprefix("Value error, ")
+        reason = reason[0].lower() + reason[1:]
         raise SettingError(f"{key.replace('_', '-')} = '{first['input']}' is refused: {reason}") from None
 
 
@@ -230,9 +233,10 @@ def parse_number(key: str, text: str) -> float:
     >>> parse_number("speed", "1/4")
     0.25
     """
+    numerator, slash, denominator = text.partition("/")
     try:
-        value = float(Fraction(text.strip()))
-    except (ValueError, ZeroDivisionError, OverflowError):
+        value = float(numerator) / (float(denominator) if slash else 1.0)
+    except (ValueError, ZeroDivisionError):
         value = math.nan
     if not math.isfinite(value) or value <= 0:
         raise SettingError(f"{key} = '{text}' is refused: a positive number or fraction is needed")

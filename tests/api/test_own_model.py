@@ -49,7 +49,7 @@ def test_resnet_with_batch_norm_learns_and_loads_back(tmp_path: Path) -> None:
         train=images(120),
         test=images(60, 1),
         out=tmp_path / "run",
-        rounds=15,
+        rounds=30,
         lr=0.2,
         **FAST,
     )
@@ -84,7 +84,7 @@ def test_batch_norm_of_frozen_layers_stays_as_received() -> None:
 def test_transformer_with_keyword_inputs_learns() -> None:
     torch.manual_seed(0)
     run = fedpmt.run(
-        "fedpmt", model=Transformer(), train=tokens(120), test=tokens(60, 1), rounds=15, lr=0.2, **FAST
+        "fedpmt", model=Transformer(), train=tokens(120), test=tokens(60, 1), rounds=30, lr=0.2, **FAST
     )
     assert run.result is not None
     assert run.result.accuracy is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -11,14 +12,18 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import fedpmt
+from fedpmt.data import embedded
 
 with warnings.catch_warnings():
     # typer 0.20 still uses names that click 8.5 calls deprecated; that is between the two of them.
     warnings.filterwarnings("ignore", "'click", DeprecationWarning)
     from fedpmt.cli.main import program
 
+# Reading the built-in images is most of what a tiny run takes.
+READ_ONCE = mock.patch.object(embedded, "_table", functools.cache(embedded._table))
 TINY = ("--devices", "10", "--samples", "20", "--cohort", "5", "--rounds", "2", "--batch", "10")
 
 
@@ -36,7 +41,7 @@ class Called(NamedTuple):
 def call(*arguments: object) -> Called:
     """The program in this process."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), READ_ONCE:
         code = program([str(argument) for argument in arguments])
     return Called(code, out.getvalue(), err.getvalue())
 

@@ -14,7 +14,46 @@ import pytest
 import fedpmt
 
 ROOT = Path(__file__).parents[2]
-PAPER_SYMBOLS = ["K", "k", "D_k", "q_k", "ℓ", "F_k", "w", "w^1", "τ", "S", "S_i", "c_k", "E", "κ_k", "T_cmp", "Ψ", "I", "Ξ_i", "L", "Υ_k^l", "f_k", "∘", "⊙", "η_t", "ξ_k", "A_k", "ψ", "p_j", "λ", "μ", "G", "δ_k", "ε", "Λ", "n^x", "n_l", "s_l", "m_l"]
+PAPER_SYMBOLS = [
+    "K",
+    "k",
+    "D_k",
+    "q_k",
+    "ℓ",
+    "F_k",
+    "w",
+    "w^1",
+    "τ",
+    "S",
+    "S_i",
+    "c_k",
+    "E",
+    "κ_k",
+    "T_cmp",
+    "Ψ",
+    "I",
+    "Ξ_i",
+    "L",
+    "Υ_k^l",
+    "f_k",
+    "∘",
+    "⊙",
+    "η_t",
+    "ξ_k",
+    "A_k",
+    "ψ",
+    "p_j",
+    "λ",
+    "μ",
+    "G",
+    "δ_k",
+    "ε",
+    "Λ",
+    "n^x",
+    "n_l",
+    "s_l",
+    "m_l",
+]
 
 
 def rows() -> list[list[str]]:
@@ -77,4 +116,4 @@ def test_public_names_are_all_there_and_documented() -> None:
         assert value.__doc__
         assert getattr(fedpmt, name) is getattr(importlib.import_module(value.__module__), name)
     with pytest.raises(AttributeError, match="no attribute 'runs'"):
-        fedpmt.runs  # type: ignore[attr-defined]  # noqa: B018
+        fedpmt.runs  # noqa: B018

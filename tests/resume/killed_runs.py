@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -12,8 +13,10 @@ import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
 
 import fedpmt
+from fedpmt.data import embedded
 from fedpmt.simulation.loop import Federation
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "'click", DeprecationWarning)
     from fedpmt.cli.main import program
 
+# Reading the built-in images is most of what a tiny run takes.
+READ_ONCE = mock.patch.object(embedded, "_table", functools.cache(embedded._table))
 PATIENCE = 90.0
 
 
@@ -43,7 +48,7 @@ class Ended(NamedTuple):
 def run(*arguments: object) -> Ended:
     """`fedpmt run --json` in this process."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), READ_ONCE:
         code = program(["run", *map(str, arguments), "--json"])
     return Ended(code, out.getvalue(), err.getvalue())
 

@@ -10,7 +10,7 @@ from killed_runs import bits, run, tree
 if TYPE_CHECKING:
     from pathlib import Path
 
-SMALL = ("--devices", "12", "--samples", "20", "--cohort", "6", "--rounds", "3", "--batch", "8")
+SMALL = ("--devices", "12", "--samples", "20", "--cohort", "6", "--rounds", "2", "--batch", "8")
 UNSURE = (
     "--failure",
     "0.2",

@@ -72,9 +72,7 @@ def run(
 @with_settings(without=("method", "seed"))
 def compare(
     given: dict[str, Any],
-    methods: Annotated[
-        list[str], typer.Argument(metavar="METHOD...", help="Two or more of `fedpmt methods`.")
-    ],
+    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Any of `fedpmt methods`.")],
     seeds: Seeds = "0",
     out: Out = None,
     resume: Resume = False,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -90,7 +91,7 @@ class Fleet:
         return tuple(np.flatnonzero(self.levels == level + 1) for level in range(len(self.level_speeds)))
 
     @cached_property
-    def profiles(self) -> tuple[tuple[Device, int], ...]:
+    def profiles(self) -> Sequence[tuple[Device, int]]:
         """One device of each distinct kind with how many there are, slowest first."""
         columns = [self.speeds, self.levels]
         columns += [array for array in (self.uplinks, self.downlinks, self.memories) if array is not None]
@@ -98,13 +99,37 @@ class Fleet:
             np.ptp(self.speeds[members]) == 0 for members in self.members if len(members)
         ):
             # A fleet by levels: no need to sort a million rows to see its few kinds.
-            return tuple(
-                (self.device(int(members[0])), len(members)) for members in self.members if len(members)
+            filled = [members for members in self.members if len(members)]
+            return Kinds(
+                self,
+                np.array([members[0] for members in filled]),
+                np.array([len(members) for members in filled]),
             )
-        _, first, counts = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_counts=True)
-        return tuple(
-            (self.device(int(index)), int(count)) for index, count in zip(first, counts, strict=True)
-        )
+        order = np.lexsort(columns[::-1])
+        change = np.zeros(len(self) - 1, dtype=bool)
+        for column in columns:
+            change |= column[order[1:]] != column[order[:-1]]
+        starts = np.flatnonzero(np.append(True, change))
+        return Kinds(self, order[starts], np.diff(np.append(starts, len(self))))
+
+
+class Kinds(Sequence[tuple[Device, int]]):
+    """Kinds of devices: objects are made when they are looked at, for there may be a million of them."""
+
+    def __init__(self, fleet: Fleet, first: np.ndarray, counts: np.ndarray) -> None:
+        self._fleet, self._first, self._counts = fleet, first, counts
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Device, int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Kinds: ...
+    def __getitem__(self, index: int | slice) -> tuple[Device, int] | Kinds:
+        if isinstance(index, slice):
+            return Kinds(self._fleet, self._first[index], self._counts[index])
+        return self._fleet.device(int(self._first[index])), int(self._counts[index])
 
 
 def _at(array: np.ndarray | None, index: int) -> float:
@@ -138,7 +163,7 @@ def from_levels(spec: str, devices: int, seed: int, availability: float = 1.0) -
     name, separator, numbers = spec.partition(":")
     if separator:
         return _drawn(name, numbers, spec, devices, seed, availabilities)
-    entries = [entry.strip().lower().partition("x") for entry in spec.split(",")]
+    entries = [entry.replace(" ", "").lower().partition("x") for entry in spec.split(",")]
     speeds = [parse_number("levels", speed) for speed, _, _ in entries]
     if any(slow >= fast for slow, fast in pairwise(speeds)):
         raise SettingError(f"levels = '{spec}' is refused: speeds must rise, slowest first")

@@ -95,13 +95,18 @@ class LayeredModel:
         """The layers from `cut` on."""
         return self.run(cut, len(self._stages), tensors, hidden)
 
+    def modules_of(self, first: int, last: int) -> list[tuple[str, nn.Module]]:
+        """The modules of layers `first` to `last - 1` in order, each with its path."""
+        paths = [path for _, stage in self._stages[first:last] for path in stage]
+        return [(path, self.module.get_submodule(path)) for path in paths]
+
     def _chain(self, first: int, last: int) -> tuple[nn.Module, dict[str, str]]:
         if not self.composable:
             raise SettingError("this model is not a chain of its layers, so it cannot be run in halves")
-        paths = [path for _, stage in self._stages[first:last] for path in stage]
-        chain = nn.Sequential(*(self.module.get_submodule(path) for path in paths))
+        modules = self.modules_of(first, last)
+        chain = nn.Sequential(*(module for _, module in modules))
         names = {}
-        for position, path in enumerate(paths):
+        for position, (path, _) in enumerate(modules):
             for name in self.structure.tensors:
                 if _inside(name, (path,)):
                     names[name] = f"{position}.{name[len(path) + 1 :]}"

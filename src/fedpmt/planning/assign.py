@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from fedpmt.complexity.budget import ROUNDING, Budget, largest
+from fedpmt.devices.fleet import Device
 from fedpmt.submodel.part import size
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from fedpmt.complexity.price import Price
-    from fedpmt.devices.fleet import Device, Fleet
+    from fedpmt.devices.fleet import Fleet
     from fedpmt.models.structure import Structure
     from fedpmt.planning.times import Times
     from fedpmt.submodel.part import Part
@@ -35,6 +36,17 @@ class Planner:
         """T_k of a device that trains this part."""
         down, up = self.traffic(part)
         return self.times.training(device, self.price(part), samples) + self.times.transfer(device, down, up)
+
+    def slowest(self, fleet: Fleet, part: Part, samples: int) -> float:
+        """The longest that any device of a fleet takes for this part, without a look at each."""
+        down, up = self.traffic(part)
+        reference = self.times.training(Device(0, 1, 1.0), self.price(part), samples)
+        seconds = reference / fleet.speeds
+        if fleet.downlinks is not None:
+            seconds = seconds + down / fleet.downlinks
+        if fleet.uplinks is not None:
+            seconds = seconds + up / fleet.uplinks
+        return float(seconds.max())
 
     def traffic(self, part: Part) -> tuple[int, int]:
         """Bytes down and up of a part."""
@@ -81,7 +93,5 @@ def make_planner(
         )
     planner = Planner(structure, widths, price, times, assign, math.inf if deadline is None else deadline)
     if deadline is None and assign == "deadline":
-        # Kinds are sorted by speed: of very many, the slowest is among the first.
-        tightest = max(planner.seconds(device, widths[0], samples) for device, _ in fleet.profiles[:1000])
-        return replace(planner, deadline=tightest)
+        return replace(planner, deadline=planner.slowest(fleet, widths[0], samples))
     return planner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 PERSONAL_DEVICES = 100
 """Personal models are evaluated on at most this many of the devices that took part."""
+
+
+LEVEL_DEVICES = 50
+"""A level's mix of classes is taken from at most this many of its devices."""
 
 
 class DivergedError(ArithmeticError):
@@ -304,19 +308,27 @@ class Federation:
         test = self.problem.data.test
         return test if counts is None else test.take(np.flatnonzero(counts[np.asarray(test.targets)] > 0))
 
-    def by_level(self, by_class: dict[str, float] | None, most: int = 50) -> dict[str, float] | None:
+    def by_level(self, by_class: dict[str, float] | None) -> dict[str, float] | None:
         """Test accuracy with classes weighted as the devices of each level hold them."""
-        if by_class is None:
+        if by_class is None or not self.held_by_level:
             return None
-        result = {}
+        return {
+            level: float(
+                sum(held[int(label)] * accuracy for label, accuracy in by_class.items()) / held.sum()
+            )
+            for level, held in self.held_by_level.items()
+        }
+
+    @cached_property
+    def held_by_level(self) -> dict[str, np.ndarray]:
+        """How many samples of each class the devices of a level hold, from the first few of them."""
+        mixes = {}
         for level, members in enumerate(self.fleet.members, start=1):
-            counts = [self.problem.data.label_counts(int(device)) for device in members[:most]]
-            held = np.sum([count for count in counts if count is not None], axis=0)
-            if np.ndim(held) and held.sum() > 0:
-                result[str(level)] = float(
-                    sum(held[int(label)] * accuracy for label, accuracy in by_class.items()) / held.sum()
-                )
-        return result or None
+            counts = [self.problem.data.label_counts(int(device)) for device in members[:LEVEL_DEVICES]]
+            known = [count for count in counts if count is not None]
+            if known:
+                mixes[str(level)] = np.sum(known, axis=0)
+        return mixes
 
 
 def _for_device(seeds: Seeds, device: int, purpose: str) -> np.random.Generator:

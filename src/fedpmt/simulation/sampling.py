@@ -62,13 +62,16 @@ SAMPLERS = {"stratified": stratified, "uniform": uniform, "fastest": fastest}
 def _available(fleet: Fleet, members: np.ndarray | None, count: int, rng: np.random.Generator) -> np.ndarray:
     """Up to `count` devices that can be reached, without a look at the whole population."""
     population = len(fleet) if members is None else len(members)
+    key = 0 if fleet.availabilities is None else int(rng.integers(2**63))
     polled = min(population, count)
     while True:
         drawn = rng.choice(population, size=polled, replace=False)
         drawn = drawn if members is None else members[drawn]
         if fleet.availabilities is None:
             return drawn
-        reachable = drawn[rng.random(len(drawn)) < fleet.availabilities[drawn]]
+        # By device, not by poll: who cannot be reached stays so when more are polled.
+        chance = [np.random.default_rng((key, int(device))).random() for device in drawn]
+        reachable = drawn[chance < fleet.availabilities[drawn]]
         if len(reachable) >= count or polled == population:
             return reachable[:count]
         polled = min(population, 2 * polled + 8)
