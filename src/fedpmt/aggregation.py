@@ -44,7 +44,7 @@ class CoverageMean:
             current = self._weights[name]
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(current)
-                self._covers[name] = torch.zeros((), dtype=current.dtype)
+                self._covers[name] = torch.zeros((), dtype=current.dtype, device=current.device)
             difference = (tensors[name] - take(current, selection)).mul_(weight)
             add_at(self._sums[name], selection, difference)
             if not isinstance(selection, Whole) and self._covers[name].ndim != current.ndim:

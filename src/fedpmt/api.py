@@ -174,8 +174,8 @@ def own_problem(
     from fedpmt.data.datasets import from_arrays
     from fedpmt.data.federated import federate_dataset
     from fedpmt.models.layered import layered
-    from fedpmt.simulation.executors import to_torch
     from fedpmt.simulation.problem import Problem
+    from fedpmt.training.batches import placed
     from fedpmt.training.objective import CLASSIFICATION, Objective
 
     data = federate_dataset(
@@ -185,7 +185,7 @@ def own_problem(
         devices=settings.devices,
         samples=settings.samples,
     )
-    example = to_torch(data.test.take(slice(0, 2))).inputs
+    example = placed(data.test.take(slice(0, 2))).inputs
     objective = Objective(loss or CLASSIFICATION.loss, metric or CLASSIFICATION.score)
     return Problem(layered(model, layers=layers, example=example), data, objective)
 
@@ -237,11 +237,11 @@ def plan_table(settings: Settings) -> dict[str, Any]:
 
 def profile(settings: Settings, name: str = "this-machine", repeat: int = 5) -> dict[str, Any]:
     """Measure this machine on a paper task."""
-    from fedpmt.simulation.executors import to_torch
     from fedpmt.simulation.profile import profile as measured
+    from fedpmt.training.batches import placed
 
     problem = _unfilled_problem(settings)
-    return measured(settings, problem, to_torch(problem.data.shard(0)), name, repeat)
+    return measured(settings, problem, placed(problem.data.shard(0)), name, repeat)
 
 
 def _unfilled_problem(settings: Settings) -> Problem:

@@ -25,6 +25,9 @@ from fedpmt.types import SettingError
 CONFIG, ROUNDS, RESULT = "config.json", "rounds.jsonl", "result.json"
 CHECKPOINT, MODEL_FILE, DEVICES = "checkpoint.safetensors", "model.safetensors", "devices"
 
+EXECUTION = frozenset({"workers", "checkpoint_seconds", "data_dir"})
+"""Settings that say how a run is computed, not what: they may differ when it is resumed."""
+
 Outcome = Literal["arrived", "late", "failed", "surplus"]
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fedpmt.records import EXECUTION
 from fedpmt.types import Scalar, SettingError
 
 TASKS = ("fcnn-mnist", "cnn-mnist", "cnn-cifar10")
@@ -38,9 +39,6 @@ DEFAULTS = {
     "synthetic": Defaults(devices=100, samples=100, cohort=10, batch=10, lr=0.01, rounds=100),
     "arrays": Defaults(devices=50, samples=80, cohort=10, batch=10, lr=0.05, rounds=100),
 }
-
-EXECUTION = frozenset({"workers", "executor", "checkpoint_seconds", "data_dir"})
-"""Settings that say how a run is computed, not what: they may differ when it is resumed."""
 
 
 class Settings(BaseModel):
@@ -114,7 +112,11 @@ class Settings(BaseModel):
     seed: int = Field(0, ge=0, description="seed of everything but the split")
     workers: int = Field(0, ge=0, description="devices trained at a time; 0: one per core")
     executor: Literal["auto", "plain"] = Field(
-        "auto", description="plain: one device after another, by autograd"
+        "auto",
+        description="auto: the fastest that the model allows; plain: one device after another, by autograd",
+    )
+    device: Literal["cpu", "cuda", "mps", "auto"] = Field(
+        "cpu", description="where tensors live and devices are computed"
     )
     eval_every: int = Field(1, ge=1, description="rounds between evaluations")
     target: float | None = Field(None, gt=0, le=1, description="stop at this accuracy")

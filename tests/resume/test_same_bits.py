@@ -32,13 +32,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_workers_and_executor_do_not_change_a_bit(case: str, tmp_path: Path) -> None:
+def test_workers_do_not_change_a_bit(case: str, tmp_path: Path) -> None:
     """Where a device is trained is not what it learns: weights and records agree to the bit."""
     ways = {
         "one": ("--workers", "1"),
         "two": ("--workers", "2"),
         "three": ("--workers", "3"),
-        "plain": ("--executor", "plain"),
     }
     for name, way in ways.items():
         ended = run(*SMALL, *CASES[case], *way, "--out", tmp_path / name)
@@ -73,12 +72,12 @@ def test_resume_where_nothing_is_begins(tmp_path: Path) -> None:
 
 
 def test_how_a_run_is_computed_may_change_when_it_is_resumed(tmp_path: Path) -> None:
-    """Workers, executor, checkpoints and the data folder are no part of what a run is."""
+    """Workers, checkpoints and the data folder are no part of what a run is."""
     out = tmp_path / "run"
     first = run(*SMALL, "--out", out)
     again = run(
         *SMALL,
-        *("--workers", "2", "--executor", "plain", "--checkpoint-seconds", "1", "--data-dir", tmp_path),
+        *("--workers", "2", "--checkpoint-seconds", "1", "--data-dir", tmp_path),
         *("--resume", "--out", out),
     )
     assert (again.code, again.out) == (0, first.out)

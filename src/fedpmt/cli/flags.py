@@ -41,7 +41,7 @@ GROUPS = {
         "options",
     ),
     "Training": ("epochs", "batch", "lr", "schedule", "momentum", "weight_decay", "rounds", "seed"),
-    "The run": ("workers", "executor", "eval_every", "target", "time_budget", "checkpoint_seconds"),
+    "The run": ("workers", "executor", "device", "eval_every", "target", "time_budget", "checkpoint_seconds"),
 }
 PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")

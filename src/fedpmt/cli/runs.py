@@ -15,7 +15,7 @@ from fedpmt.cli.flags import options_for, with_settings
 from fedpmt.methods.registry import METHODS, fields, method_class
 from fedpmt.records import RunRecord
 from fedpmt.report import tables
-from fedpmt.settings import EXECUTION, Settings
+from fedpmt.settings import Settings
 from fedpmt.types import SettingError
 
 RUNS = Path("runs")
@@ -197,7 +197,7 @@ def _folder(settings: Settings, *, resume: bool) -> Path:
             stored = records.read_config(path)
             if (
                 stored is not None
-                and {key: value for key, value in stored.items() if key not in EXECUTION}
+                and {key: value for key, value in stored.items() if key not in records.EXECUTION}
                 == settings.identity()
             ):
                 return path

@@ -35,6 +35,14 @@ class FederatedData(ABC):
     def shard(self, device: int) -> Examples:
         """The device's samples; `ids` tell samples of the whole training set apart."""
 
+    def training_set(self) -> Examples | None:
+        """All samples there are; None where each shard is drawn when it is asked for."""
+        return None
+
+    def rows(self, device: int) -> np.ndarray | None:
+        """Which rows of `training_set` the device holds; None where there is no such set."""
+        return None
+
     @abstractmethod
     def label_counts(self, device: int) -> np.ndarray | None:
         """Samples per class of the device; None where targets are not one class per sample."""

@@ -45,6 +45,14 @@ class PartitionedData(FederatedData):
         """The device's samples; `ids` are their positions in the training set."""
         return self._train.take(self._partition.indices(device))
 
+    def training_set(self) -> Examples:
+        """The whole training set."""
+        return self._train
+
+    def rows(self, device: int) -> np.ndarray:
+        """The device's rows of it."""
+        return self._partition.indices(device)
+
     def label_counts(self, device: int) -> np.ndarray | None:
         """Samples per class of the device; None where targets are not one class per sample."""
         if not isinstance(self._train.targets, np.ndarray):

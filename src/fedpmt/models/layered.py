@@ -63,6 +63,13 @@ class LayeredModel:
         """The same model for another thread."""
         return LayeredModel(copy.deepcopy(self.module), self._stages, self.structure.axes, self.composable)
 
+    def to(self, device: torch.device) -> LayeredModel:
+        """The same model on a device; itself where it is there already."""
+        if all(tensor.device.type == device.type for tensor in self.module.state_dict().values()):
+            return self
+        moved = copy.deepcopy(self.module).to(device)
+        return LayeredModel(moved, self._stages, self.structure.axes, self.composable)
+
     def initial(self) -> dict[str, Tensor]:
         """A copy of the module's own weights."""
         state = self.module.state_dict()

@@ -8,15 +8,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedpmt.records import EXECUTION
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from fedpmt.records import RunRecord
-
-EXECUTION = frozenset({"workers", "executor", "checkpoint_seconds", "data_dir"})
-"""Settings that say how a run was computed; they change no number, so they part no runs."""
 
 SEEDS = {"seed": "seed", "partition_seed": "split"}
 """Runs that differ only here are repetitions; the words are what labels call them."""

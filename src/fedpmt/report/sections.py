@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from fedpmt.records import EXECUTION
 from fedpmt.report.groups import (
-    EXECUTION,
     SEEDS,
     clean,
     common_settings,

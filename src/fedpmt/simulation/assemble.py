@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,9 +17,11 @@ from fedpmt.records import DEVICES
 from fedpmt.simulation.checkpoint import DeviceStore
 from fedpmt.simulation.executors import Executor, Parallel, Plain
 from fedpmt.simulation.loop import Federation
+from fedpmt.simulation.placement import PlacedData, compute_device
 from fedpmt.simulation.problem import Problem, draws_at_random
 from fedpmt.submodel.depth import widths
 from fedpmt.submodel.part import GLOBAL
+from fedpmt.training.fused import is_chain
 from fedpmt.training.local import LocalSettings
 
 if TYPE_CHECKING:
@@ -71,19 +74,24 @@ def assembled(
     executor: Executor | None = None
     try:
         fleet = make_fleet(settings)
+        # Prices are measured where torch is sure to be, and do not depend on the device.
         planner = plan(settings, problem, fleet)
-        executor = make_executor(settings, problem)
-        store = DeviceStore(folder / DEVICES)
-        yield Federation(settings, problem, method, fleet, planner, planner.times, executor, store)
+        device = compute_device(settings.device)
+        problem = replace(problem, model=problem.model.to(device))
+        executor = make_executor(settings, problem, device)
+        store = DeviceStore(folder / DEVICES, device)
+        # A user's own forward pass may count on the usual layout; the fused loop is fastest with channels last.
+        fused = settings.executor == "auto" and is_chain(problem.model)
+        data = PlacedData(problem.data, device, images_last=fused)
+        yield Federation(settings, problem, data, method, fleet, planner, executor, store)
     finally:
         torch.set_num_threads(threads)
         if executor is not None:
             executor.close()
 
 
-def make_executor(settings: Settings, problem: Problem) -> Executor:
+def make_executor(settings: Settings, problem: Problem, device: torch.device) -> Executor:
     """Where local work runs; the numbers do not depend on it."""
-    models = {GLOBAL: problem.model}
     local = LocalSettings(
         settings.epochs,
         settings.batch,
@@ -92,8 +100,9 @@ def make_executor(settings: Settings, problem: Problem) -> Executor:
         settings.weight_decay,
         settings.prefix,
     )
-    stochastic = draws_at_random(problem.model, problem.example())
+    stochastic = draws_at_random(problem.model, problem.example(device))
     workers = settings.workers or os.cpu_count() or 1
-    if settings.executor == "plain":
-        return Plain(models, problem.objective, local, stochastic=stochastic)
-    return Parallel(models, problem.objective, local, workers, stochastic=stochastic)
+    one = Plain(
+        {GLOBAL: problem.model}, problem.objective, local, stochastic, fast=settings.executor == "auto"
+    )
+    return one if settings.executor == "plain" else Parallel(one, workers)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STATE = "state"
+CPU = torch.device("cpu")
 
 
 def write_value(path: Path, value: Any) -> None:
@@ -31,16 +32,16 @@ def write_value(path: Path, value: Any) -> None:
     tensors: dict[str, Tensor] = {}
     plain = json.dumps(_encode(value, tensors))
     # safetensors keeps no empty file: one tensor is always there.
-    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     write_atomically(path, save(tensors or {"empty": torch.zeros(0)}, metadata={STATE: plain}))
 
 
-def read_value(path: Path) -> Any:
-    """Read a value back."""
+def read_value(path: Path, device: torch.device = CPU) -> Any:
+    """Read a value back, its tensors on a device."""
     try:
         data = path.read_bytes()
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        return _decode(json.loads(header["__metadata__"][STATE]), load(data))
+        return _decode(json.loads(header["__metadata__"][STATE]), load(data), device)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise SettingError(f"{path} cannot be read ({error})") from error
 
@@ -67,18 +68,20 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"a state may not hold a {type(value).__name__}")
 
 
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _decode(value: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
         tensor = tensors[value["tensor"]]
-        return tensor.numpy() if value["numpy"] else tensor
+        return tensor.numpy() if value["numpy"] else tensor.to(device)
     if "dataclass" in value:
-        fields = {name: _decode(item, tensors) for name, item in value["fields"].items()}
+        fields = {name: _decode(item, tensors, device) for name, item in value["fields"].items()}
         return _state_class(*value["dataclass"])(**fields)
     if "mapping" in value:
-        return {_decode(key, tensors): _decode(item, tensors) for key, item in value["mapping"]}
-    items = [_decode(item, tensors) for item in value["tuple" if "tuple" in value else "list"]]
+        return {
+            _decode(key, tensors, device): _decode(item, tensors, device) for key, item in value["mapping"]
+        }
+    items = [_decode(item, tensors, device) for item in value["tuple" if "tuple" in value else "list"]]
     return tuple(items) if "tuple" in value else items
 
 
@@ -99,13 +102,15 @@ class DeviceStore:
     then the state before it is kept too, so a lost reply or a kill can never split server and device.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, device: torch.device = CPU) -> None:
+        self._folder, self._device = folder, device
         self._touched: set[int] = set()
 
     def read(self, device: int, accepted_round: int | None) -> Any:
         """The state after this round; None before the first."""
-        return None if accepted_round is None else read_value(self._path(device, accepted_round))
+        return (
+            None if accepted_round is None else read_value(self._path(device, accepted_round), self._device)
+        )
 
     def write(self, device: int, round_index: int, value: Any) -> None:
         """Keep a state, provisionally."""

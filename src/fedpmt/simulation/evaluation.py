@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedpmt.simulation.executors import Executor, to_torch
+from fedpmt.training.fused import fused_forward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fedpmt.methods.base import Predictor
+    from fedpmt.simulation.executors import Executor
     from fedpmt.training.local import LocalWork, Site
     from fedpmt.types import Examples
 
@@ -38,11 +39,13 @@ def evaluate_global(
     def scores(site: Site, span: slice) -> tuple[np.ndarray, float]:
         model = site.models[predictor.model]
         model.set_training([False] * len(model.structure.layers))
-        batch = to_torch(test.take(span))
+        batch = test.take(span)
         with torch.inference_mode():
-            outputs = model.forward(predictor.tensors, batch.inputs)
+            outputs = fused_forward(model, predictor.tensors, batch.inputs)
+            if outputs is None:
+                outputs = model.forward(predictor.tensors, batch.inputs)
             loss = float(site.objective.loss(outputs, batch.targets)) * len(batch)
-            return site.objective.score(outputs, batch.targets).numpy(), loss
+            return site.objective.score(outputs, batch.targets).cpu().numpy(), loss
 
     spans = [slice(start, start + CHUNK) for start in range(0, len(test), CHUNK)]
     results = list(executor.map(scores, spans))
@@ -56,7 +59,7 @@ def by_class(scores: np.ndarray, test: Examples, classes: int | None) -> dict[st
     """Mean score of each class; None for tasks without classes."""
     if classes is None:
         return None
-    labels = np.asarray(test.targets)
+    labels = test.targets.cpu().numpy()
     return {
         str(label): float(scores[labels == label].mean())
         for label in range(classes)
@@ -72,7 +75,7 @@ def evaluate_personal(
     def mean_score(site: Site, owner: tuple[Any, Examples]) -> float:
         own, test = owner
         with torch.inference_mode():
-            return float(work.evaluate(site, predictor.tensors, own, to_torch(test)).mean())
+            return float(work.evaluate(site, predictor.tensors, own, test).mean())
 
     means = list(executor.map(mean_score, owners))
     return Evaluation(float(np.mean(means)) if means else 0.0, None, None)

@@ -6,23 +6,25 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
+from fedpmt.training.fused import fused_train, fusible
 from fedpmt.training.local import LocalSettings, LocalWork, Rng, Site, train
-from fedpmt.types import Arrays, Examples
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
     import numpy as np
 
     from fedpmt.models.layered import LayeredModel
     from fedpmt.submodel.part import Part
     from fedpmt.training.messages import Reply, Task
     from fedpmt.training.objective import Objective
+    from fedpmt.types import Examples
 
 Item = TypeVar("Item")
 Out = TypeVar("Out")
@@ -58,82 +60,69 @@ class Executor(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Plain:
-    """One device after another, in this thread, by autograd: the oracle."""
+    """One device after another, in this thread. By autograd it is the oracle; `fast` takes the fused loop."""
 
-    def __init__(
-        self,
-        models: Mapping[str, LayeredModel],
-        objective: Objective,
-        settings: LocalSettings,
-        *,
-        stochastic: bool = False,
-    ) -> None:
-        self._models = models
-        self._objective = objective
-        self._settings = settings
-        self._stochastic = stochastic
+    models: Mapping[str, LayeredModel]
+    objective: Objective
+    settings: LocalSettings
+    stochastic: bool = False  # whether a forward pass draws from torch's global generator (dropout)
+    fast: bool = False
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
         for unit in units:
-            yield compute(work, self.site(unit.settings), unit, stochastic=self._stochastic)
+            yield self.compute(work, unit)
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
         for item in items:
-            yield function(self.site(self._settings), item)
-
-    def copy(self) -> Plain:
-        """The same for another thread."""
-        models = {name: model.clone() for name, model in self._models.items()}
-        return Plain(models, self._objective, self._settings, stochastic=self._stochastic)
-
-    def site(self, settings: LocalSettings) -> Site:
-        """What a device has at hand here."""
-        return Site(self._models, self._objective, settings)
+            yield function(self.site(self.settings), item)
 
     def close(self) -> None:
         pass
 
+    def compute(self, work: LocalWork[Any], unit: Unit) -> tuple[Reply, Any]:
+        """One unit, by the fused loop where it knows the work, else by autograd."""
+        site, data = self.site(unit.settings), unit.shard()
+        where = {"device": unit.device, "round_index": unit.round_index}
+        if self.fast and fusible(work, site, unit.task, unit.part, data):
+            return fused_train(site, unit.task, unit.part, data, unit.rng, **where), unit.own
+        with _seeded(unit.rng("forward")) if self.stochastic else contextlib.nullcontext():
+            return train(work, site, unit.task, unit.part, unit.own, data, unit.rng, **where)
+
+    def site(self, settings: LocalSettings) -> Site:
+        """What a device has at hand here."""
+        return Site(self.models, self.objective, settings)
+
+    def copy(self) -> Plain:
+        """The same for another thread."""
+        models = {name: model.clone() for name, model in self.models.items()}
+        return Plain(models, self.objective, self.settings, self.stochastic, self.fast)
+
 
 class Parallel:
-    """Several devices at a time, one thread and one copy of the model each; two results per worker are held."""
+    """Several devices at a time, one thread and one copy of the models each; two results per worker are held."""
 
-    def __init__(
-        self,
-        models: Mapping[str, LayeredModel],
-        objective: Objective,
-        settings: LocalSettings,
-        workers: int,
-        *,
-        stochastic: bool = False,
-    ) -> None:
+    def __init__(self, one: Plain, workers: int) -> None:
+        self._one, self._workers = one, workers
         self._own = threading.local()
-        self._model = Plain(models, objective, settings, stochastic=stochastic)
         # deepcopy of one module from several threads at once is not safe: copies are made one by one.
-        self._making = threading.Lock()
-        self._workers = workers
-        self._stochastic = stochastic
-        self._settings = settings
-        self._pool = ThreadPoolExecutor(
-            workers, thread_name_prefix="device", initializer=lambda: torch.set_num_threads(1)
-        )
+        self._copying = threading.Lock()
+        self._pool = ThreadPoolExecutor(workers, "device", initializer=lambda: torch.set_num_threads(1))
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
-        return self._ordered(
-            lambda unit: compute(work, self._local().site(unit.settings), unit, stochastic=self._stochastic),
-            units,
-        )
+        return self._ordered(lambda unit: self._local().compute(work, unit), units)
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
-        return self._ordered(lambda item: function(self._local().site(self._settings), item), items)
+        return self._ordered(lambda item: function(self._local().site(self._one.settings), item), items)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
     def _local(self) -> Plain:
         if not hasattr(self._own, "plain"):
-            with self._making:
-                self._own.plain = self._model.copy()
+            with self._copying:
+                self._own.plain = self._one.copy()
         plain: Plain = self._own.plain
         return plain
 
@@ -151,24 +140,6 @@ class Parallel:
                 future.cancel()
 
 
-def compute(work: LocalWork[Any], site: Site, unit: Unit, *, stochastic: bool) -> tuple[Reply, Any]:
-    """One unit. Layers that draw from torch's global generator (dropout) are seeded per device."""
-    guard = _seeded(unit.rng("forward")) if stochastic else contextlib.nullcontext()
-    with guard:
-        data = to_torch(unit.shard())
-        return train(
-            work,
-            site,
-            unit.task,
-            unit.part,
-            unit.own,
-            data,
-            unit.rng,
-            device=unit.device,
-            round_index=unit.round_index,
-        )
-
-
 _GLOBAL_GENERATOR = threading.Lock()
 
 
@@ -178,14 +149,3 @@ def _seeded(rng: np.random.Generator) -> Iterator[None]:
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**63)))
         yield
-
-
-def to_torch(examples: Examples) -> Examples:
-    """The same samples as tensors, without a copy where NumPy allows it."""
-    return Examples(_tensor(examples.inputs), _tensor(examples.targets), examples.ids)
-
-
-def _tensor(arrays: Arrays) -> Arrays:
-    if isinstance(arrays, Mapping):
-        return {name: _tensor(array) for name, array in arrays.items()}
-    return torch.as_tensor(arrays)

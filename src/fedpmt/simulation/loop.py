@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from fedpmt.devices.fleet import Device, Fleet
     from fedpmt.methods.base import Method
     from fedpmt.planning.assign import Planner
-    from fedpmt.planning.times import Times
     from fedpmt.records import Outcome
     from fedpmt.settings import Settings
     from fedpmt.simulation.checkpoint import DeviceStore
     from fedpmt.simulation.executors import Executor
+    from fedpmt.simulation.placement import PlacedData
     from fedpmt.simulation.problem import Problem
     from fedpmt.submodel.part import Part
     from fedpmt.types import Payload
@@ -82,10 +82,10 @@ class Federation:
 
     settings: Settings
     problem: Problem
+    data: PlacedData
     method: Method[Any, Any]
     fleet: Fleet
     planner: Planner
-    times: Times
     executor: Executor
     store: DeviceStore
 
@@ -180,8 +180,8 @@ class Federation:
         )
         cost = work.cost(part, round_.price)
         down, up = payload_bytes(task.tensors), work.upload_bytes(part, self.problem.model.structure)
-        transfer = self.times.transfer(device, down, up)
-        seconds = self.times.training(device, cost, samples, self.share(task, samples)) + transfer
+        transfer = self.planner.times.transfer(device, down, up)
+        seconds = self.planner.times.training(device, cost, samples, self.share(task, samples)) + transfer
         return Asked(device, task, part, cost, samples, seconds, transfer, down, up)
 
     def share(self, task: Task, samples: int) -> float:
@@ -210,7 +210,7 @@ class Federation:
         if own is None and self.keeps_state:
             own = work.first(device, partial(_for_device, Seeds(seeds.seed), device))
         return Unit(
-            device, round_index, one.task, one.part, own, partial(self.problem.data.shard, device), rng, local
+            device, round_index, one.task, one.part, own, partial(self.data.shard, device), rng, local
         )
 
     def local_settings(self, round_index: int) -> LocalSettings:
@@ -279,14 +279,13 @@ class Federation:
     def evaluate(self, progress: Progress) -> dict[str, Any]:
         """Accuracy and loss on the test set, as fields of a round's record."""
         predictor = self.method.predictor(progress.state)
-        data = self.problem.data
         for name, tensor in predictor.tensors.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise DivergedError(
                     f"training diverged: '{name}' is not finite after round {progress.rounds}; a smaller --lr may help"
                 )
         if predictor.kind == "global":
-            found = evaluate_global(self.executor, predictor, data.test, data.classes)
+            found = evaluate_global(self.executor, predictor, self.data.test, self.problem.data.classes)
         else:
             members = sorted(progress.accepted or {})[:PERSONAL_DEVICES]
             owners = (
@@ -305,8 +304,8 @@ class Federation:
     def personal_test(self, device: int) -> Any:
         """The test samples of the classes that a device holds."""
         counts = self.problem.data.label_counts(device)
-        test = self.problem.data.test
-        return test if counts is None else test.take(np.flatnonzero(counts[np.asarray(test.targets)] > 0))
+        test = self.data.test
+        return test if counts is None else test.take(np.flatnonzero(counts[test.targets.cpu().numpy()] > 0))
 
     def by_level(self, by_class: dict[str, float] | None) -> dict[str, float] | None:
         """Test accuracy with classes weighted as the devices of each level hold them."""

@@ -10,6 +10,7 @@ import torch
 from fedpmt.models.build import build
 from fedpmt.models.nets import Net, net
 from fedpmt.seeds import generator
+from fedpmt.training.batches import CPU, placed
 from fedpmt.training.objective import CLASSIFICATION, Objective
 from fedpmt.types import Arrays, SettingError
 
@@ -33,14 +34,9 @@ class Problem:
         """|I| where the user says nothing: the paper's larger one, else one width per layer."""
         return self.net.widths[0] if self.net else len(self.model.structure.layers)
 
-    def example(self) -> Arrays:
+    def example(self, device: torch.device = CPU) -> Arrays:
         """Two test inputs, for finding out what a forward pass does."""
-        inputs = self.data.test.take(slice(0, 2)).inputs
-        return (
-            {name: torch.as_tensor(array) for name, array in inputs.items()}
-            if isinstance(inputs, dict)
-            else torch.as_tensor(inputs)
-        )
+        return placed(self.data.test.take(slice(0, 2)), device).inputs
 
 
 def paper_problem(settings: Settings, data: FederatedData) -> Problem:

@@ -179,10 +179,11 @@ def _play(federation: Federation, folder: Path, saved: Saved, on_round: OnRound 
 def _continue(federation: Federation, folder: Path) -> Saved:
     """Where the last checkpoint left off; what followed it is computed again, to the same bits."""
     from fedpmt.simulation.checkpoint import read_value
+    from fedpmt.simulation.placement import compute_device
 
     path = folder / records.CHECKPOINT
     if path.exists():
-        saved = read_value(path)
+        saved = read_value(path, compute_device(federation.settings.device))
         if not isinstance(saved, Saved):
             raise SettingError(f"{path} is not a checkpoint")
         _check_rounds(folder / records.ROUNDS, saved)
@@ -221,7 +222,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
     state = {**federation.problem.model.module.state_dict(), **predictor.tensors}
     write_atomically(
         folder / records.MODEL_FILE,
-        save({name: tensor.detach().contiguous().clone() for name, tensor in state.items()}),
+        save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}),
     )
     result = ResultRecord(
         method=settings.method,
@@ -249,7 +250,7 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     """One number for all bits of a model."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = tensors[name].detach().contiguous()
+        tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

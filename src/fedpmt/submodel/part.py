@@ -79,10 +79,10 @@ def take(tensor: Tensor, selection: Selection) -> Tensor:
     if isinstance(selection, Whole):
         return tensor
     if isinstance(selection, Mask):
-        return tensor[_bits(selection)]
+        return tensor[_bits(selection).to(tensor.device)]
     for axis, kept in enumerate(selection.axes):
         if kept is not None:
-            tensor = tensor.index_select(axis, _index(kept))
+            tensor = tensor.index_select(axis, _index(kept).to(tensor.device))
     return tensor
 
 
@@ -91,7 +91,7 @@ def place(values: Tensor, selection: Selection, shape: tuple[int, ...]) -> Tenso
     if not isinstance(selection, Mask):
         return values
     local = values.new_zeros(shape)
-    local[_bits(selection)] = values
+    local[_bits(selection).to(local.device)] = values
     return local
 
 
@@ -100,9 +100,9 @@ def add_at(target: Tensor, selection: Selection, values: Tensor | float) -> None
     if isinstance(selection, Whole):
         target += values
     elif isinstance(selection, Mask):
-        target[_bits(selection)] += values
+        target[_bits(selection).to(target.device)] += values
     else:
-        target[grid(selection, tuple(target.shape))] += values
+        target[tuple(index.to(target.device) for index in grid(selection, tuple(target.shape)))] += values
 
 
 def grid(selection: Indices, shape: tuple[int, ...]) -> tuple[Tensor, ...]:

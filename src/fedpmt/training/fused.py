@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from fedpmt.submodel.depth import frozen_prefix, mask
 from fedpmt.submodel.part import Mask
+from fedpmt.training.batches import channels_last, gather
 from fedpmt.training.local import PREFIX_BATCH, LocalSettings, LocalWork, local_tensors
 from fedpmt.training.messages import Reply
 from fedpmt.types import MODEL
@@ -191,7 +192,7 @@ def fusible(work: LocalWork[Any], site: Site, task: Task, part: Part, data: Exam
     return (
         type(work) is LocalWork
         and site.objective.loss is functional.cross_entropy
-        and _is_chain(model)
+        and is_chain(model)
         and any(trained)
         and all(trained[trained.index(1) :])
         and not any(isinstance(selection, Mask) for selection in part.sent.values())
@@ -202,7 +203,8 @@ def fusible(work: LocalWork[Any], site: Site, task: Task, part: Part, data: Exam
     )
 
 
-def _is_chain(model: LayeredModel) -> bool:
+def is_chain(model: LayeredModel) -> bool:
+    """Whether a model is made of modules known here and can be run in halves."""
     modules = [module for _, module in model.modules_of(0, len(model.structure.layers))]
     shaping = (nn.Flatten, nn.Identity)
     # A ReLU works in place, so it must not be what meets the data first.
@@ -247,6 +249,16 @@ def operations(
     return chain
 
 
+def fused_forward(model: LayeredModel, tensors: Tensors, inputs: Tensor) -> Tensor | None:
+    """The outputs of a chain known here, for evaluation; None where the model is not one."""
+    if not is_chain(model):
+        return None
+    local = {name: channels_last(tensor) for name, tensor in tensors.items()}
+    settings = LocalSettings(epochs=0, batch=0, learning_rate=0.0)
+    chain = operations(model, 0, len(model.structure.layers), local, settings)
+    return _run(chain, channels_last(inputs))
+
+
 @torch.no_grad()
 def fused_train(
     site: Site, task: Task, part: Part, data: Examples, rng: Rng, *, device: int, round_index: int
@@ -255,12 +267,13 @@ def fused_train(
     model, settings = site.models[part.model], site.settings
     received = local_tensors(task, part, model.structure)
     local = {
-        name: _own(tensor) if name in part.trained else _last(tensor) for name, tensor in received.items()
+        name: _own(tensor) if name in part.trained else channels_last(tensor)
+        for name, tensor in received.items()
     }
     frozen, layers = frozen_prefix(model.structure, part), len(model.structure.layers)
     prefix = operations(model, 0, frozen, local, settings)
     suffix = operations(model, frozen, layers, local, settings)
-    inputs = _last(data.inputs)
+    inputs = channels_last(data.inputs)
     if frozen and settings.prefix == "cache":
         # Copied, since the operations write every batch to the same place.
         inputs = torch.cat([_run(prefix, batch).clone() for batch in torch.split(inputs, PREFIX_BATCH)])
@@ -272,8 +285,8 @@ def fused_train(
     steps, limit = 0, task.steps
     total = inputs.new_zeros(())
     for _ in range(settings.epochs):
-        positions = torch.from_numpy(order.permutation(len(data)))
-        shuffled, labels = inputs[positions], wanted[positions]
+        positions = torch.from_numpy(order.permutation(len(data))).to(inputs.device)
+        shuffled, labels = gather(inputs, positions), gather(wanted, positions)
         for batch, label in zip(
             torch.split(shuffled, settings.batch), torch.split(labels, settings.batch), strict=True
         ):
@@ -304,11 +317,6 @@ def _back(chain: Sequence[Operation], error: Tensor) -> None:
     for position in range(len(chain) - 1, weighted[0] - 1, -1):
         # No error signal into the first trained layer's input.
         error = chain[position].backward(error, wanted=position > weighted[0])
-
-
-def _last(tensor: Tensor) -> Tensor:
-    """Images and filters channels-last; everything else as it is."""
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 def _own(tensor: Tensor) -> Tensor:
