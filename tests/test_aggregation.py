@@ -93,8 +93,9 @@ def test_layer_that_nobody_trained_keeps_its_bits() -> None:
     weights = {"l1": torch.tensor([0.1, -0.0, 3e-41]), "l2": torch.zeros(1)}
     mean = CoverageMean(weights)
     mean.add(part({"l2": WHOLE}), {"l2": torch.ones(1)}, 3)
-    assert mean.result()["l1"] is weights["l1"]
-    assert mean.result()["l2"].item() == 1
+    result = mean.result()
+    assert result["l1"] is weights["l1"]
+    assert result["l2"].item() == 1
 
 
 def test_entry_that_nobody_trained_keeps_its_bits() -> None:
@@ -162,3 +163,14 @@ def test_fold_holds_one_sum_whatever_the_cohort() -> None:
         mean.add(part({"w": WHOLE}), {"w": torch.full((4,), float(number))}, 1)
     assert mean.result()["w"].tolist() == [49.5] * 4
     assert weights["w"].tolist() == [0.0] * 4
+
+
+def test_large_tensors_are_folded_in_blocks_to_the_same_bits() -> None:
+    """A view that is not contiguous takes the way in one piece: the two must not differ."""
+    weights = torch.rand(600, 1000)
+    locals_ = [torch.rand(600, 1000) for _ in range(3)]
+    blocked, whole = CoverageMean({"w": weights}), CoverageMean({"w": weights.t().contiguous().t()})
+    for count, local in zip((3, 10, 7), locals_, strict=True):
+        blocked.add(part({"w": WHOLE}), {"w": local}, count)
+        whole.add(part({"w": WHOLE}), {"w": local}, count)
+    assert torch.equal(blocked.result()["w"], whole.result()["w"])

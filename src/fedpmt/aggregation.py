@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fedpmt.types import Tensors
 
 Rule = Literal["overlap", "fill", "zero"]
+BLOCK = 2**18
+"""Entries at a time: a megabyte, which stays in the cache between three passes over it."""
 
 
 class CoverageMean:
@@ -45,23 +47,41 @@ class CoverageMean:
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(current)
                 self._covers[name] = torch.zeros((), dtype=current.dtype, device=current.device)
-            difference = (tensors[name] - take(current, selection)).mul_(weight)
-            add_at(self._sums[name], selection, difference)
+            if isinstance(selection, Whole):
+                _add_difference(self._sums[name], tensors[name], current, weight)
+            else:
+                difference = (tensors[name] - take(current, selection)).mul_(weight)
+                add_at(self._sums[name], selection, difference)
             if not isinstance(selection, Whole) and self._covers[name].ndim != current.ndim:
                 self._covers[name] = self._covers[name].expand_as(current).clone()
             add_at(self._covers[name], selection, weight)
 
     def result(self) -> dict[str, Tensor]:
-        """The new weights; tensors that nobody trained are the old ones, not copies."""
+        """The new weights, once; tensors that nobody trained are the old ones, not copies."""
         new = dict(self._weights)
         for name, difference in self._sums.items():
             current, cover = self._weights[name], self._covers[name]
             if self._rule == "overlap":
                 # Where the cover is zero so is the sum: dividing by one leaves the entry as it was.
-                new[name] = current + difference / torch.where(cover == 0, torch.ones_like(cover), cover)
+                new[name] = difference.div_(cover.masked_fill(cover == 0, 1)).add_(current)
             elif self._rule == "fill":
-                new[name] = current + difference / self._total
+                new[name] = difference.div_(self._total).add_(current)
             else:
                 # Σ_C a (w_k - w) + Σ_{S - C} a (0 - w), over Σ_S a
                 new[name] = current + (difference - (self._total - cover) * current) / self._total
         return new
+
+
+def _add_difference(total: Tensor, trained: Tensor, current: Tensor, weight: float) -> None:
+    """total += weight (trained - current), block by block, so that the difference never leaves the cache."""
+    if total.numel() <= BLOCK or not (
+        total.is_contiguous() and trained.is_contiguous() and current.is_contiguous()
+    ):
+        total += (trained - current).mul_(weight)
+        return
+    buffer = torch.empty(BLOCK, dtype=total.dtype, device=total.device)
+    for old, new, now in zip(
+        *(torch.split(tensor.view(-1), BLOCK) for tensor in (total, trained, current)), strict=True
+    ):
+        difference = torch.sub(new, now, out=buffer[: len(old)]).mul_(weight)
+        old.add_(difference)

@@ -123,8 +123,8 @@ def test_assignment_is_a_function_of_round_and_device(name: str) -> None:
 def test_same_bits_for_any_number_of_workers(name: str, partition: str) -> None:
     settings: dict[str, Any] = {**SMALL, "partition": partition, "task": "cnn-mnist"}
     found = set()
-    for execution in ({"workers": 1}, {"workers": 2}, {"workers": 3}):
-        result = api.run(name, **settings, **execution).result
+    for workers in (1, 2, 3):
+        result = api.run(name, workers=workers, **settings).result
         assert result is not None
         found.add(result.weights_sha256)
     assert len(found) == 1
