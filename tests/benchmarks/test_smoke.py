@@ -6,6 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+
+from benchmarks import draw
 from benchmarks.__main__ import main, parser
 from benchmarks.machine import Machine, Peak
 from benchmarks.page import page, partial_table, setting_table, table
@@ -15,8 +17,6 @@ from benchmarks.runner import Way, _parse, command, ways
 from benchmarks.scale import Point, ScaleResults, places
 from benchmarks.settings import SETTINGS, SMOKE, Variant
 from benchmarks.summary import Spread, partial, ratio, rows, share_of_peak, spread, tolerance
-
-from benchmarks import draw
 
 if TYPE_CHECKING:
     from pathlib import Path
