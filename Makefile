@@ -5,7 +5,7 @@ PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-ch
 # One thread per device, parallel over devices: threads that share two cores only wait for each other.
 export OMP_NUM_THREADS = 1
 
-.PHONY: help install dev demo test test-slow test-browser test-network check format bench-truncation clean
+.PHONY: help install dev demo test test-slow test-browser test-network check format bench bench-smoke bench-truncation clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,8 +23,9 @@ install: $(VENV)/.run ## Make the virtual environment and install fedpmt
 dev: $(VENV)/.dev ## The same with the tools for development
 
 demo: $(VENV)/.run ## Compare FedPMT, FedAvg and FedDrop on five unequal levels; writes demo/report.html
-	$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --resume --out demo/iid
-	$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --partition classes:2 --resume --out demo/classes-2
+	@rm -rf demo
+	$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --out demo/iid
+	$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --partition classes:2 --out demo/classes-2
 	$(VENV)/bin/fedpmt report demo/iid demo/classes-2 --out demo/report.html
 	@echo "open demo/report.html in a browser"
 
@@ -50,10 +51,17 @@ format: $(VENV)/.dev ## Put the code in form
 	$(VENV)/bin/ruff check --fix --quiet .
 	$(VENV)/bin/ruff format .
 
+bench: $(VENV)/.dev ## Measure ours and its peers side by side (needs the data: fedpmt data get mnist, cifar10)
+	$(VENV)/bin/python -m benchmarks run --out benchmark-results/run.json
+
+bench-smoke: $(VENV)/.dev ## The same in seconds, ours and a plain loop only
+	$(VENV)/bin/python -m benchmarks smoke
+
 bench-truncation: $(VENV)/.run ## Measure training time and peak memory of each width
-	$(VENV)/bin/fedpmt profile --task fcnn-mnist
-	$(VENV)/bin/fedpmt profile --task cnn-mnist
-	$(VENV)/bin/fedpmt profile --task cnn-cifar10
+	$(VENV)/bin/fedpmt profile --task fcnn-mnist --prefix recompute
+	$(VENV)/bin/fedpmt profile --task cnn-mnist --prefix recompute
+	$(VENV)/bin/fedpmt profile --task cnn-cifar10 --prefix recompute
+	$(VENV)/bin/fedpmt profile --task cnn-cifar10 --prefix cache
 
 clean: ## Remove the environment and the demo
 	rm -rf $(VENV) demo

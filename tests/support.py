@@ -53,7 +53,7 @@ class FlatCost:
     """A stand-in for a price: operations are the number of trained entries."""
 
     def __init__(self, operations: float) -> None:
-        self.operations = operations
+        self.operations = self.sustained = operations
         self.memory_bytes = 0
 
 

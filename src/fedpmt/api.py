@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +56,13 @@ def run(
     if model is not None:
         given = {**given, "task": OWN_TASK, "data": OWN_DATA}
     resolved = settings_of(given)
+    if model is not None and train is not None and test is not None:
+        digest = resolved.digest + _digest(model, *train, *test)
+        resolved = resolved.model_copy(update={"digest": digest})
+    if chosen is not None:
+        names = {field.name for field in dataclasses.fields(chosen)}  # type: ignore[arg-type]
+        shared = {key: value for key, value in shared_of(resolved).items() if key in names}
+        chosen = dataclasses.replace(chosen, **shared)  # type: ignore[type-var]
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-")) / "run"
 
     def problem() -> Problem:
@@ -87,36 +96,69 @@ def _named(
     """The settings of a method given by name, or as a value whose fields then stand in the settings."""
     if isinstance(method, str):
         return None, {**settings, "method": method}
-    fields = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
-    shared = {
-        key: value for key, value in fields.items() if key in Settings.model_fields and value is not None
-    }
-    options = {
-        key: value
-        for key, value in fields.items()
-        if key not in Settings.model_fields and isinstance(value, str | int | float)
-    }
-    return method, {**settings, **shared, "method": type(method).__name__.lower(), "options": options}
+    given: dict[str, Any] = {**settings, "method": type(method).__name__.lower(), "options": {}}
+    for field in dataclasses.fields(method):  # type: ignore[arg-type]
+        value = getattr(method, field.name)
+        if field.name not in Settings.model_fields:
+            if isinstance(value, str | int | float):
+                given["options"][field.name] = value
+        elif settings.get(field.name) is None:
+            given[field.name] = value
+        elif value not in (field.default, settings[field.name]):
+            name = type(method).__name__
+            raise SettingError(
+                f"{field.name} = '{settings[field.name]}' is refused: {name} was made with '{value}'"
+            )
+    return method, given
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Resolve settings; a fleet file says how many devices there are."""
+    """Resolve settings; a fleet file says how many devices there are, and is remembered by its content."""
     given = dict(given)
-    if given.get("fleet") is not None and given.get("devices") is None:
+    if given.get("fleet") is not None:
         from fedpmt.devices.fleet import read_fleet
 
-        given["devices"] = len(read_fleet(Path(str(given["fleet"]))))
+        path = Path(str(given["fleet"])).absolute()
+        given["fleet"] = str(path)
+        size = len(read_fleet(path))
+        given["digest"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        if given.get("devices") is None:
+            given["devices"] = size
     return resolve(given)
 
 
-def method_of(settings: Settings) -> Method[Any, Any]:
-    """The method that settings name; fields it shares with the run take the run's values."""
-    shared = {"widths": settings.widths, "splitting": settings.splitting}
+def _digest(model: nn.Module, *arrays: Arrays) -> str:
+    """A fingerprint of a model's weights and of arrays, so that a run is only ever resumed with its own."""
+    import numpy as np
+
+    from fedpmt.models.layered import check_shapes
+
+    check_shapes(model)
+    digest = hashlib.sha256()
+    named: list[tuple[str, Any]] = list(model.state_dict().items())
+    for number, group in enumerate(arrays):
+        parts = group.items() if isinstance(group, Mapping) else [("", group)]
+        named += [(f"{number}{name}", array) for name, array in parts]
+    for name, array in named:
+        plain = np.ascontiguousarray(array.detach().cpu().numpy() if hasattr(array, "detach") else array)
+        digest.update(f"{name} {plain.shape} {plain.dtype}".encode())
+        digest.update(plain.tobytes())
+    return digest.hexdigest()
+
+
+def shared_of(settings: Settings) -> dict[str, Any]:
+    """What a method takes from the run where it has a field of that name."""
+    shared: dict[str, Any] = {"widths": settings.widths, "splitting": settings.splitting}
     if settings.widths is None and settings.task != OWN_TASK:
         from fedpmt.models.nets import net
 
         shared["widths"] = net(settings.task).widths[0]
-    return create(settings.method, settings.options, shared)
+    return shared
+
+
+def method_of(settings: Settings) -> Method[Any, Any]:
+    """The method that settings name; fields it shares with the run take the run's values."""
+    return create(settings.method, settings.options, shared_of(settings))
 
 
 def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None:
@@ -125,8 +167,11 @@ def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None
     from fedpmt.devices.fleet import make_fleet
     from fedpmt.models.nets import net
 
-    if method is None:
-        method_of(settings)
+    used = method or method_of(settings)
+    if settings.splitting == "device" and used.needs_speeds:
+        raise SettingError(
+            f"splitting = 'device' is refused: {settings.method} needs speeds that the server does not know then"
+        )
     check_spec(settings.partition)
     fleet = make_fleet(settings)
     if settings.task != OWN_TASK:
@@ -171,10 +216,12 @@ def own_problem(
     metric: Callable[[Tensor, Arrays], Tensor] | None,
 ) -> Problem:
     """A user's own module and arrays."""
+    import numpy as np
+
     from fedpmt.data.datasets import from_arrays
     from fedpmt.data.federated import federate_dataset
     from fedpmt.models.layered import layered
-    from fedpmt.simulation.problem import Problem
+    from fedpmt.simulation.problem import Problem, try_out
     from fedpmt.training.batches import placed
     from fedpmt.training.objective import CLASSIFICATION, Objective
 
@@ -185,9 +232,11 @@ def own_problem(
         devices=settings.devices,
         samples=settings.samples,
     )
-    example = placed(data.test.take(slice(0, 2))).inputs
+    example = placed(data.test.take(np.arange(2) % len(data.test))).inputs
     objective = Objective(loss or CLASSIFICATION.loss, metric or CLASSIFICATION.score)
-    return Problem(layered(model, layers=layers, example=example), data, objective)
+    problem = Problem(layered(model, layers=layers, example=example), data, objective)
+    try_out(problem, settings)
+    return problem
 
 
 def run_in(
@@ -205,6 +254,7 @@ def run_in(
     `on_start` is called when nothing stands in the way of the first round any more.
     """
     check(settings, method=method)
+    missing = [parent for parent in folder.absolute().parents if not parent.exists()]
     made = open_folder(folder, settings, resume=resume)
     if not (folder / records.RESULT).exists():
         with exclusive(folder):
@@ -213,6 +263,9 @@ def run_in(
             except SettingError:
                 if made:
                     shutil.rmtree(folder, ignore_errors=True)
+                    for parent in missing:
+                        with contextlib.suppress(OSError):
+                            parent.rmdir()
                 raise
     return read_run(folder)
 

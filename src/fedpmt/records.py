@@ -120,6 +120,13 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a kill in the middle of `write_atomically` left behind."""
+    for name in (CHECKPOINT, MODEL_FILE, RESULT):
+        for leftover in folder.glob(f".{name}.*"):
+            leftover.unlink(missing_ok=True)
+
+
 def read_config(folder: Path) -> dict[str, Any] | None:
     """The settings a run folder was made with; None where there is no run."""
     path = folder / CONFIG

@@ -58,7 +58,9 @@ class Settings(BaseModel):
         None, description="folder of the data files; else FEDPMT_DATA, else the user cache"
     )
     partition: str = Field("iid", description="iid, classes:N, dirichlet:ALPHA or iid:replace")
-    partition_seed: int = Field(0, ge=0, description="fixes the split, apart from the run's seed")
+    partition_seed: int = Field(
+        0, ge=0, description="fixes the split and the fleet, apart from the run's seed"
+    )
     devices: int = Field(0, ge=1, description="size of the fleet |K|")
     samples: int = Field(0, ge=1, description="samples per device |D_k|")
     cohort: int = Field(0, ge=1, description="devices asked per round |S|")
@@ -109,7 +111,7 @@ class Settings(BaseModel):
     momentum: float = Field(0.0, ge=0, lt=1, description="local momentum")
     weight_decay: float = Field(0.0, ge=0, description="local weight decay")
     rounds: int = Field(0, ge=1, description="global rounds T")
-    seed: int = Field(0, ge=0, description="seed of everything but the split")
+    seed: int = Field(0, ge=0, description="seed of everything but the split and the fleet")
     workers: int = Field(0, ge=0, description="devices trained at a time; 0: one per core")
     executor: Literal["auto", "plain"] = Field(
         "auto",
@@ -122,6 +124,9 @@ class Settings(BaseModel):
     target: float | None = Field(None, gt=0, le=1, description="stop at this accuracy")
     time_budget: float | None = Field(None, gt=0, description="stop when the virtual clock passes this")
     checkpoint_seconds: float = Field(10.0, ge=0, description="real seconds between checkpoints")
+    digest: str = Field(
+        "", description="fingerprint of what settings only name: a fleet file, a user's model and arrays"
+    )
     options: dict[str, Scalar] = Field({}, description="the method's own settings")
 
     @model_validator(mode="before")
@@ -138,7 +143,10 @@ class Settings(BaseModel):
             raise SettingError.unknown("data", data, [*DATA, "synthetic:ALPHA,BETA"])
         if given.get("splitting") == "device":
             given.setdefault("sampling", "uniform")
-        return {**defaults.model_dump(), **given}
+        filled = {**defaults.model_dump(), **given}
+        if "cohort" not in given and str(filled["devices"]).isdigit():
+            filled["cohort"] = min(filled["cohort"], int(filled["devices"]))
+        return filled
 
     @field_validator(
         "deadline", "full_seconds", "lr", "weight_decay", "time_budget", "over_select", "checkpoint_seconds"

@@ -179,12 +179,17 @@ class TestMemory:
             # Each trained layer keeps its input, each ReLU its output, which is the next layer's input.
             kept = 4 * 12 * sum(hidden[max(frozen - 1, 0) :])
             memory = price(depth.suffix(price.structure, frozen, "")).memory
-            assert memory == Memory(weights, 4 * trained[frozen], kept, 0, 0)
+            # While the frozen layers run: the input and output of the widest of their modules, for a batch.
+            widest = 4 * 12 * max([784 + 400, 400 + 400, 400 + 300][: 2 * frozen], default=0) if frozen else 0
+            received_and_copied = weights + 4 * trained[frozen]
+            assert memory == Memory(received_and_copied, 4 * trained[frozen], kept, 0, 0, widest)
 
     def test_a_cache_holds_the_first_trained_layers_inputs(self) -> None:
         price = price_of("fcnn-mnist", cached=True, momentum=True)
         cost = price(depth.suffix(price.structure, 2, ""))
-        assert cost.memory == Memory(4 * 515_610, 4 * 81_310, 4 * 12 * 300, 4 * 81_310, 4 * 300 * 300)
+        weights, cache = 4 * (515_610 + 81_310), 4 * 300 * 300
+        widest = 4 * 64 * (784 + 400)  # 64 samples at a time
+        assert cost.memory == Memory(weights, 4 * 81_310, 4 * 12 * 300, 4 * 81_310, cache, widest)
         assert cost.memory_bytes == cost.memory.total
         assert price.full.memory.prefix_cache == 0
 

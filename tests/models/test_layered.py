@@ -103,22 +103,45 @@ def test_transformer_layers_are_found_from_keyword_inputs() -> None:
     ]
 
 
-def test_declared_layers_that_are_a_chain_can_be_run_in_halves() -> None:
-    class Chain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 3), nn.Linear(3, 2)
+def test_only_a_plain_sequential_is_run_in_halves() -> None:
+    """What stands between declared layers is not known, and two samples cannot tell."""
 
+    class Clamped(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.b(self.a(x))  # type: ignore[no-any-return]
+            return super().forward(x).clamp(max=1000.0)  # type: ignore[no-any-return,no-untyped-call]
 
     inputs = torch.randn(2, 4)
-    model = layered(Chain(), layers=["a", "b"], example=inputs)
-    assert model.composable
-    assert torch.equal(
-        model.suffix(1, model.initial(), model.prefix(1, model.initial(), inputs)),
-        model.forward(model.initial(), inputs),
-    )
+    for module, layers in (
+        (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), ["0", "1"]),
+        (Clamped(nn.Linear(4, 3)), None),
+    ):
+        model = layered(module, layers=layers, example=inputs)
+        assert not model.composable
+        with pytest.raises(SettingError, match="not a chain"):
+            model.prefix(1, model.initial(), inputs)
+    hooked = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    hooked.register_forward_hook(lambda _m, _i, output: output * 2)
+    assert not layered(hooked, example=inputs).composable
+
+
+def test_a_module_used_twice_runs_twice() -> None:
+    activation = nn.ReLU()
+    net = nn.Sequential(nn.Linear(4, 8), activation, nn.Linear(8, 8), activation, nn.Linear(8, 3))
+    model = layered(net)
+    inputs, tensors = torch.randn(20, 4), model.initial()
+    for cut in (1, 2):
+        assert torch.equal(model.suffix(cut, tensors, model.prefix(cut, tensors, inputs)), net(inputs))
+    weighted = nn.Linear(4, 4)
+    with pytest.raises(SettingError, match="one tensor in two layers"):
+        layered(nn.Sequential(weighted, activation, weighted))
+
+
+def test_what_its_owner_has_frozen_is_not_trained() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    net[2].bias.requires_grad_(False)
+    assert layered(net).structure.parameters == ("0.weight", "0.bias", "2.weight")
+    net[0].requires_grad_(False)
+    assert [layer.name for layer in layered(net).structure.layers] == ["2"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic_core import PydanticUndefined
 
-from fedpmt.methods.registry import METHODS
+from fedpmt.methods.registry import METHODS, fields
 from fedpmt.settings import Settings, read_toml
 from fedpmt.types import SettingError
 
@@ -49,7 +49,7 @@ FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")
 
 def with_settings(without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one flag per setting; it gets those that were typed, as a dict `given`."""
-    names = [name for name in Settings.model_fields if name not in without]
+    names = [name for name in Settings.model_fields if name not in (*without, "digest")]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def wrapped(**arguments: Any) -> None:
@@ -65,7 +65,7 @@ def with_settings(without: Sequence[str] = ()) -> Callable[[Callable[..., None]]
         config = Annotated[
             Path | None,
             typer.Option(
-                help="TOML file with any of these settings; flags go before it.", rich_help_panel="The run"
+                help="TOML file with any of these settings; flags override it.", rich_help_panel="The run"
             ),
         ]
         flags = [_parameter(name) for name in names]
@@ -91,9 +91,9 @@ def _parameter(name: str) -> inspect.Parameter:
     shown = (
         ""
         if name in ("options", *FROM_DATA) or field.default in (None, "", PydanticUndefined)
-        else f" [default: {field.default}]"
+        else f" (default: {field.default})"
     )
-    shown = " [default: the data set's]" if name in FROM_DATA else shown
+    shown = " (default: the data set's)" if name in FROM_DATA else shown
     help_text = (field.description or "") + (", as METHOD.KEY=VALUE" if name == "options" else "") + shown
     option = typer.Option(
         flag,
@@ -124,7 +124,18 @@ def merged(config: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(options, dict):
         raise SettingError("options is a table: [options] and KEY = VALUE lines below it")
     # --set METHOD.KEY=VALUE says which method it is for; the file's options are for the method that runs.
-    return {**given, **flags, "options": {**options, **_options(flags.get("options", ()))}}
+    return {**given, **flags, "options": {**_flat(options), **_options(flags.get("options", ()))}}
+
+
+def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """[options.feddrop] tables as `feddrop.KEY`."""
+    flat: dict[str, Any] = {}
+    for key, value in options.items():
+        if isinstance(value, dict):
+            flat |= {f"{key}.{name}": item for name, item in value.items()}
+        else:
+            flat[key] = value
+    return flat
 
 
 def _options(texts: Sequence[str]) -> dict[str, str]:
@@ -146,6 +157,8 @@ def options_for(method: str, options: Mapping[str, Any], others: Sequence[str] =
     chosen = {}
     for key, value in options.items():
         owner, dot, name = key.rpartition(".")
+        if not dot and name not in fields(method) and any(name in fields(other) for other in others):
+            continue  # meant for another of the methods that are compared
         if not dot or owner in (method, "method"):
             chosen[name] = value
         elif owner not in others:

@@ -21,7 +21,7 @@ app = typer.Typer(
     help="Federated learning for fleets of unequal devices: simulate, price, plan and compare.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -19,7 +19,7 @@ from fedpmt.types import SettingError
 Task = Annotated[str, typer.Option(help="The net: fcnn-mnist, cnn-mnist or cnn-cifar10.")]
 Mode = Annotated[str, typer.Option(help="exact: as really run; paper: as the paper's table is printed.")]
 Widths = Annotated[
-    str | None, typer.Option(help="Number of widths |I| [default: the paper's larger one].", metavar="N")
+    str | None, typer.Option(help="Number of widths |I| (default: the paper's larger one).", metavar="N")
 ]
 Draw = Annotated[
     Path | None, typer.Option(help="Also picture what each width trains, as SVG, PNG or PDF.", metavar="FILE")

@@ -22,7 +22,7 @@ RUNS = Path("runs")
 
 Out = Annotated[
     Path | None,
-    typer.Option(help="Folder of the records [default: a new one under runs/].", rich_help_panel="The run"),
+    typer.Option(help="Folder of the records (default: a new one under runs/).", rich_help_panel="The run"),
 ]
 Resume = Annotated[
     bool,
@@ -76,6 +76,7 @@ def compare(
     seeds: Seeds = "0",
     out: Out = None,
     resume: Resume = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Run several methods on the same data, fleet, budgets and seeds, and compare them."""
@@ -88,6 +89,10 @@ def compare(
         raise SettingError("compare: a method is named twice")
     for plan in plans:
         api.check(plan)
+    if dry_run:
+        for plan in plans:
+            _predict(plan, as_json=as_json)
+        return
     first = plans[0]
     parent = out or RUNS / _slug(f"compare-{first.task}-{first.data}-{first.partition}")
     folders = [parent / f"{plan.method}-seed{plan.seed}" for plan in plans]

@@ -20,12 +20,12 @@ Item = TypeVar("Item")
 class Budget:
     """Upper limits; a cost fits when it is within all of them."""
 
-    operations: float = math.inf  # per batch
+    operations: float = math.inf  # per batch, on average over a local round
     memory_bytes: float = math.inf
 
     def allows(self, cost: Cost) -> bool:
         """Whether a part of this cost can be trained."""
-        return cost.operations <= self.operations * (1 + ROUNDING) and cost.memory_bytes <= self.memory_bytes
+        return cost.sustained <= self.operations * (1 + ROUNDING) and cost.memory_bytes <= self.memory_bytes
 
 
 def largest(parts: Sequence[Item], fits: Callable[[Item], bool]) -> Item:

@@ -9,25 +9,27 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a device holds at the peak of one local step."""
+    """Bytes that a device holds at the peak of one local round."""
 
-    weights: int
+    weights: int  # as received, and the copy of what is trained
     gradients: int
     activations: int  # kept for the backward pass, for one batch
     optimizer: int  # momentum
-    prefix_cache: int  # outputs of the frozen layers for all of the device's samples
+    prefix_cache: int = 0  # outputs of the frozen layers for all of the device's samples
+    prefix_pass: int = 0  # the widest layer while the frozen layers run
 
     @property
     def total(self) -> int:
-        """All of it."""
-        return self.weights + self.gradients + self.activations + self.optimizer + self.prefix_cache
+        """The larger of its two phases: running the frozen layers, and training the others."""
+        training = self.gradients + self.activations + self.optimizer
+        return self.weights + self.prefix_cache + max(training, self.prefix_pass)
 
 
 @dataclass(frozen=True)
 class Cost:
     """Price of one batch of n^x samples for one Part.
 
-    >>> cost = Cost(10, 20, 15, 20, 5, share=0.7, memory=Memory(0, 0, 0, 0, 0))
+    >>> cost = Cost(10, 20, 15, 20, 5, share=0.7, memory=Memory(0, 0, 0, 0), sustained=70)
     >>> cost.operations
     70
     >>> [cost.round_operations(samples=12, epochs=2, batch=6, cached=cached) for cached in (False, True)]
@@ -41,6 +43,9 @@ class Cost:
     update: float  # W - η_t D, one per trained parameter
     share: float  # c_k relative to the full model's, what the clock multiplies with
     memory: Memory
+    sustained: float = (
+        0.0  # operations per batch on average over a local round: a cached prefix runs once in it
+    )
 
     @property
     def operations(self) -> float:

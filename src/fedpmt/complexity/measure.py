@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,9 @@ class Measurement:
     backward: float  # gradient plus error signals
     activation_bytes: float  # saved for the backward pass, inputs and weights apart
     hidden_bytes: float  # the output of the frozen prefix, where the model can be run in halves
+    prefix_bytes: float = (
+        0.0  # input and output of the widest module of the frozen prefix, which live together
+    )
 
 
 def two_samples(example: Arrays) -> Arrays:
@@ -100,7 +104,27 @@ def measure(
         backward=backward.total / SAMPLES,
         activation_bytes=sum(size for storage, size in saved.items() if storage not in apart) / SAMPLES,
         hidden_bytes=hidden.untyped_storage().nbytes() / SAMPLES if hidden is not None else 0,
+        prefix_bytes=_widest(model, cut, local, inputs) / SAMPLES if hidden is not None else 0,
     )
+
+
+@torch.no_grad()
+def _widest(model: LayeredModel, cut: int, tensors: Tensors, inputs: Arrays) -> float:
+    """The most bytes that the input and output of one module of the prefix take together."""
+    widest = 0
+    sizes: list[int] = []
+    hooks = [
+        module.register_forward_hook(
+            lambda _m, _i, output: sizes.append(output.numel() * output.element_size())
+        )
+        for _, module in model.modules_of(0, cut)
+    ]
+    model.prefix(cut, tensors, inputs)
+    for hook in hooks:
+        hook.remove()
+    for before, after in pairwise([0, *sizes]):
+        widest = max(widest, before + after)
+    return widest
 
 
 def _local(tensor: Tensor, part: Part, name: str) -> Tensor:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from fedpmt.complexity import paper
 from fedpmt.complexity.cost import FLOAT_BYTES, Cost, LayerCost, Memory
 from fedpmt.complexity.measure import measure, two_samples
+from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.submodel import depth
 from fedpmt.submodel.part import WHOLE, Whole, local_shape, size
 from fedpmt.types import SettingError
@@ -53,6 +54,7 @@ class Price:
         momentum: bool,
         example: Arrays,
         net: Net | None = None,
+        epochs: int = 1,
     ) -> None:
         if mode not in MODES:
             raise SettingError.unknown("mode", mode, MODES)
@@ -62,7 +64,7 @@ class Price:
         self.mode, self.net = mode, net
         self.batch, self.samples = batch, samples  # n^x, |D_k|
         self.cached = cached and model.composable
-        self.momentum = momentum
+        self.momentum, self.epochs = momentum, epochs  # E
         self._model = model.clone()
         self._tensors = self._model.initial()
         self._inputs = two_samples(example)
@@ -77,7 +79,7 @@ class Price:
         key = self._key(part)
         if key not in self._costs:
             cost = self._price(part)
-            self._costs[key] = replace(cost, share=self._share(cost))
+            self._costs[key] = replace(cost, share=self._share(cost), sustained=self._sustained(cost))
         return self._costs[key]
 
     def load(self, cost: Cost, *, samples: int, epochs: float) -> float:
@@ -150,6 +152,14 @@ class Price:
             update = float(self._count(part, self._trained(part)))
         return Cost(prefix, forward, error, gradient, update, share=1.0, memory=self._memory(part, measured))
 
+    def _sustained(self, cost: Cost) -> float:
+        if self.mode == "paper":
+            return cost.operations  # the paper pays for the frozen layers in every epoch
+        work = cost.round_operations(
+            samples=self.batch, epochs=self.epochs, batch=self.batch, cached=self.cached
+        )
+        return work / self.epochs
+
     def _share(self, cost: Cost) -> float:
         if self.mode == "exact":
             return cost.operations / self._full_operations
@@ -157,12 +167,14 @@ class Price:
         return -(-100 * int(cost.operations) // int(self._full_operations)) / 100
 
     def _memory(self, part: Part, measured: Measurement) -> Memory:
-        weights = FLOAT_BYTES * sum(math.prod(self._shape(part, name)) for name in part.sent)
         # A masked tensor is worked on, and derived, as a whole.
         gradients = FLOAT_BYTES * sum(math.prod(self._shape(part, name)) for name in self._trained(part))
+        weights = gradients + FLOAT_BYTES * sum(math.prod(self._shape(part, name)) for name in part.sent)
         activations = math.ceil(self.batch * measured.activation_bytes)
         cache = math.ceil(self.samples * measured.hidden_bytes) if self.cached else 0
-        return Memory(weights, gradients, activations, gradients if self.momentum else 0, cache)
+        at_once = min(PREFIX_BATCH, self.samples) if self.cached else self.batch
+        prefix_pass = math.ceil(at_once * measured.prefix_bytes)
+        return Memory(weights, gradients, activations, gradients if self.momentum else 0, cache, prefix_pass)
 
     def _formulas(self, part: Part) -> tuple[paper.Operations, ...]:
         net = self.net

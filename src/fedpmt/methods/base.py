@@ -85,6 +85,9 @@ class Method(ABC, Generic[S, D]):
     needs_all_replies: bool = False
     """Whether `aggregate` must see all replies at once; else they are folded as they come."""
 
+    needs_speeds: bool = False
+    """Whether `assign` needs what only the device knows when devices choose (Option II)."""
+
     @abstractmethod
     def init(self, setup: Setup) -> S:
         """The server's state before the first round."""

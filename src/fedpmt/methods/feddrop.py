@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 class FedDrop(PartAveraging):
     """Random sub-nets by width."""
 
+    needs_speeds = True
+
     scope: Literal["fc", "all"] = "fc"  # hidden fully connected layers, or convolutional filters too
     aggregation: Literal["overlap", "fill", "zero"] = "overlap"
     scaling: bool = False  # multiply kept activations by n / m while training (inverted dropout)
@@ -57,7 +59,7 @@ class FedDrop(PartAveraging):
         """The share to keep that costs nearest to the budget."""
         if budget is None or budget.allows(round.price(full(state.structure))):
             return 1.0
-        keep, _ = match_keep(lambda rate: round.price(self.thin(state, rate)).operations, budget.operations)
+        keep, _ = match_keep(lambda rate: round.price(self.thin(state, rate)).sustained, budget.operations)
         return keep
 
     def thin(

@@ -35,14 +35,16 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def sequential_axes(module: nn.Module, paths: Sequence[str]) -> Axes | None:
     """Follow the channels through a chain of modules; None where one of them mixes channels in its own way."""
     chain = [(path, module.get_submodule(path)) for path in paths]
+    if any(not parameter.requires_grad for parameter in module.parameters()):
+        return None
     weighted = [path for path, child in chain if isinstance(child, nn.Linear | nn.modules.conv._ConvNd)]
     groups: dict[str, Group] = {}
     tensors: dict[str, tuple[Axis, ...]] = {}
     current = ""
     for path, child in chain:
-        if isinstance(child, nn.Linear):
+        if type(child) is nn.Linear:
             inputs, outputs, kernel = child.in_features, child.out_features, 0
-        elif isinstance(child, CONVOLUTIONS) and child.groups == 1:
+        elif isinstance(child, CONVOLUTIONS) and type(child) in CONVOLUTIONS and child.groups == 1:
             inputs, outputs, kernel = child.in_channels, child.out_channels, len(child.kernel_size)
         elif isinstance(child, nn.modules.batchnorm._BatchNorm) and current:
             # After a flatten each channel is normalised at every position: the statistics repeat.

@@ -14,6 +14,9 @@ from fedpmt.models.axes import sequential_axes
 from fedpmt.models.structure import Axes, Layer, Structure
 from fedpmt.types import Arrays, SettingError, Tensors
 
+PREFIX_BATCH = 64
+"""Samples at a time when a frozen prefix is run for the cache: enough to be fast, few enough to stay in memory."""
+
 NORMS = (
     nn.modules.batchnorm._BatchNorm,
     nn.modules.instancenorm._InstanceNorm,
@@ -46,7 +49,8 @@ class LayeredModel:
         self._stages = tuple((name, tuple(paths)) for name, paths in stages)
         self._halves: dict[tuple[int, int], tuple[nn.Module, dict[str, str]]] = {}
         state = {name for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
-        parameters = dict(module.named_parameters())
+        # What its owner has frozen (requires_grad_(False)) is part of the module, not of the federation.
+        parameters = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         layers = tuple(
             Layer(
                 name,
@@ -142,15 +146,17 @@ def layered(
 
     An `nn.Sequential` gives its own. For another module, `layers` names its submodules in the order
     of the forward pass (a residual block is one layer), or they are found by running `example`, one
-    batch of inputs. What cannot be found is refused with the reason.
+    batch of inputs. What cannot be found is refused with the reason. Only a plain `nn.Sequential` is known to
+    be a chain of its layers, so only there can a frozen prefix be cached.
 
     >>> net = nn.Sequential(OrderedDict(flat=nn.Flatten(), a=nn.Linear(4, 3), act=nn.ReLU(), b=nn.Linear(3, 2)))
     >>> [layer.name for layer in layered(net).structure.layers]
     ['a', 'b']
     """
+    check_shapes(module)
     if layers is not None:
         stages, composable = _declared(module, layers), False
-    elif isinstance(module, nn.Sequential):
+    elif _is_plain_sequential(module):
         stages, composable = (
             _grouped([(path, module.get_submodule(path)) for path in _leaves(module, "")]),
             True,
@@ -166,24 +172,45 @@ def layered(
     if not stages:
         raise SettingError(f"model: {type(module).__name__} has no layer with weights")
     _check_cover(module, stages)
-    model = LayeredModel(module, stages, axes, composable)
-    if not composable and example is not None:
-        model.composable = _is_chain(model, example)
-    return model
+    return LayeredModel(module, stages, axes, composable)
+
+
+def check_shapes(module: nn.Module) -> None:
+    """Refuse a module whose lazy layers have not seen a batch yet."""
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise SettingError(
+                f"model: parameter '{name}' has no shape yet; run one batch through the module first"
+            )
 
 
 def _leaves(module: nn.Module, path: str) -> Iterator[str]:
     """Paths of the modules a (nested) Sequential runs one after another."""
-    for name, child in module.named_children():
+    # Not named_children, which leaves out the second use of one module, such as a shared activation.
+    for name, child in module._modules.items():
         child_path = f"{path}.{name}" if path else name
-        if isinstance(child, nn.Sequential):
+        if child is not None and _is_plain_sequential(child):
             yield from _leaves(child, child_path)
         else:
             yield child_path
 
 
+def _is_plain_sequential(module: nn.Module) -> bool:
+    """Whether a module does nothing but run its children in a row."""
+    return (
+        isinstance(module, nn.Sequential)
+        and type(module).forward is nn.Sequential.forward
+        and not hooked(module)
+    )
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether calling a module does more than its forward pass."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
 def _has_weights(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _grouped(modules: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, list[str]]]:
@@ -264,7 +291,7 @@ def _check_cover(module: nn.Module, stages: Sequence[tuple[str, Sequence[str]]])
                         f"model: parameter '{name}' is in two layers, '{owners[name]}' and '{layer}'"
                     )
                 owners[name] = layer
-    missing = [name for name, _ in module.named_parameters() if name not in owners]
+    missing = [name for name, p in module.named_parameters() if name not in owners and p.requires_grad]
     if missing:
         raise SettingError(
             f"model: parameter '{missing[0]}' is in none of the layers "
@@ -273,21 +300,8 @@ def _check_cover(module: nn.Module, stages: Sequence[tuple[str, Sequence[str]]])
     tied: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         first = tied.setdefault(id(parameter), name)
-        if owners[first] != owners[name]:
+        if owners.get(first) != owners.get(name):
             raise SettingError(
                 f"model: '{first}' and '{name}' are one tensor in two layers, so it cannot be frozen in one and "
                 "trained in the other; name layers that hold both"
             )
-
-
-def _is_chain(model: LayeredModel, example: Arrays) -> bool:
-    """Whether running the layers one after another is the forward pass; only then can a prefix be cached."""
-    model.composable = True
-    model.set_training([False] * len(model.structure.layers))
-    tensors = model.initial()
-    try:
-        with torch.no_grad():
-            chained = model.run(0, len(model.structure.layers), tensors, example)
-            return torch.equal(chained, model.forward(tensors, example))
-    except (RuntimeError, TypeError, ValueError, AttributeError):
-        return False

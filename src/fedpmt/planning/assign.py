@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from fedpmt.complexity.budget import ROUNDING, Budget, largest
 from fedpmt.devices.fleet import Device
 from fedpmt.submodel.part import size
@@ -37,8 +39,8 @@ class Planner:
         down, up = self.traffic(part)
         return self.times.training(device, self.price(part), samples) + self.times.transfer(device, down, up)
 
-    def slowest(self, fleet: Fleet, part: Part, samples: int) -> float:
-        """The longest that any device of a fleet takes for this part, without a look at each."""
+    def seconds_of(self, fleet: Fleet, part: Part, samples: int) -> np.ndarray:
+        """T_k of every device of a fleet for this part."""
         down, up = self.traffic(part)
         reference = self.times.training(Device(0, 1, 1.0), self.price(part), samples)
         seconds = reference / fleet.speeds
@@ -46,7 +48,19 @@ class Planner:
             seconds = seconds + down / fleet.downlinks
         if fleet.uplinks is not None:
             seconds = seconds + up / fleet.uplinks
-        return float(seconds.max())
+        return seconds
+
+    def widths_of(self, fleet: Fleet, samples: int) -> np.ndarray:
+        """The width of every device of a fleet, 1 the smallest."""
+        if self.assign == "level":
+            return fleet.levels
+        chosen = np.ones(len(fleet), dtype=np.int64)
+        for width, part in enumerate(self.widths, start=1):
+            fits = self.seconds_of(fleet, part, samples) <= self.deadline * (1 + ROUNDING)
+            if fleet.memories is not None:
+                fits &= self.price(part).memory_bytes <= fleet.memories
+            chosen[fits] = width
+        return chosen
 
     def traffic(self, part: Part) -> tuple[int, int]:
         """Bytes down and up of a part."""
@@ -71,7 +85,7 @@ class Planner:
     def budget(self, device: Device, samples: int) -> Budget:
         """What FedPMT's width costs on this device: no method may cost more there."""
         memory = math.inf if self.assign == "level" else device.memory
-        return Budget(self.price(self.width(device, samples)).operations, memory)
+        return Budget(self.price(self.width(device, samples)).sustained, memory)
 
 
 def make_planner(
@@ -93,5 +107,5 @@ def make_planner(
         )
     planner = Planner(structure, widths, price, times, assign, math.inf if deadline is None else deadline)
     if deadline is None and assign == "deadline":
-        return replace(planner, deadline=planner.slowest(fleet, widths[0], samples))
+        return replace(planner, deadline=float(planner.seconds_of(fleet, widths[0], samples).max()))
     return planner

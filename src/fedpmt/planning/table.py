@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedpmt.submodel.depth import full, mask
 from fedpmt.theory.splitting import splitting_constant
@@ -12,20 +15,17 @@ if TYPE_CHECKING:
     from fedpmt.devices.fleet import Device, Fleet
     from fedpmt.planning.assign import Planner
 
-MOST_ROWS = 500
+MOST_ROWS = 100
 
 
 def plan_table(planner: Planner, fleet: Fleet, samples: int, deadline: float | None) -> dict[str, Any]:
-    """One row per kind of device, slowest first; of a fleet with very many kinds, evenly spaced ones."""
-    kinds = fleet.profiles
-    if len(kinds) > MOST_ROWS:
-        kinds = tuple(kinds[position * len(kinds) // MOST_ROWS] for position in range(MOST_ROWS))
+    """One row per kind of device, slowest first; in a fleet of very many kinds, one per level and width."""
+    chosen = planner.widths_of(fleet, samples)
+    kinds = fleet.profiles if len(fleet.profiles) <= MOST_ROWS else _groups(fleet, chosen)
     rows = [_row(planner, device, count, samples) for device, count in kinds]
-    counts = [0] * len(planner.widths)
-    for row in rows:
-        counts[row["width"] - 1] += row["devices"]
-    psi = splitting_constant([count / sum(counts) for count in counts])
-    everything = full(planner.structure)
+    shares = np.bincount(chosen - 1, minlength=len(planner.widths)) / len(fleet)
+    psi = splitting_constant(shares.tolist())
+    slowest = float(planner.seconds_of(fleet, full(planner.structure), samples).max())
     limit = math.inf if deadline is None else deadline
     return {
         "assign": planner.assign,
@@ -34,10 +34,19 @@ def plan_table(planner: Planner, fleet: Fleet, samples: int, deadline: float | N
         "devices": rows,
         "psi": psi if math.isfinite(psi) else None,
         "round_seconds": min(limit, max(row["seconds"] for row in rows)),
-        "fedavg_round_seconds": min(
-            limit, max(planner.seconds(device, everything, samples) for device, _ in kinds)
-        ),
+        "fedavg_round_seconds": min(limit, slowest),
     }
+
+
+def _groups(fleet: Fleet, chosen: np.ndarray) -> list[tuple[Device, int]]:
+    """Devices of one level and width together, each group shown by its slowest."""
+    groups = []
+    for level, members in enumerate(fleet.members, start=1):
+        for width in np.unique(chosen[members]):
+            same = members[chosen[members] == width]
+            slowest = fleet.device(int(same[np.argmin(fleet.speeds[same])]))
+            groups.append((replace(slowest, name=f"level {level}, the slowest of"), len(same)))
+    return groups
 
 
 def _row(planner: Planner, device: Device, count: int, samples: int) -> dict[str, Any]:

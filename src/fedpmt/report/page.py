@@ -46,7 +46,7 @@ def write_page(
     Without `targets`, those of `default_targets` are taken.
     """
     table = path.with_suffix(".csv")
-    if table == path or path.is_dir():
+    if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
         raise SettingError(f"page = '{path}' is refused: a file name that ends in .html is needed")
     text = page(runs, quote(table.name), targets, title)
     # The table first: a page never links to what is not there.

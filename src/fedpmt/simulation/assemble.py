@@ -43,6 +43,7 @@ def make_price(settings: Settings, problem: Problem) -> Price:
         momentum=settings.momentum > 0,
         example=problem.example(),
         net=problem.net,
+        epochs=settings.epochs,
     )
 
 
@@ -77,7 +78,7 @@ def assembled(
         # Prices are measured where torch is sure to be, and do not depend on the device.
         planner = plan(settings, problem, fleet)
         device = compute_device(settings.device)
-        problem = replace(problem, model=problem.model.to(device))
+        problem = replace(problem, model=problem.model.clone().to(device))
         executor = make_executor(settings, problem, device)
         store = DeviceStore(folder / DEVICES, device)
         # A user's own forward pass may count on the usual layout; the fused loop is fastest with channels last.

@@ -130,6 +130,8 @@ class DeviceStore:
 
     def recover(self, accepted: Mapping[int, int]) -> None:
         """Drop what was written after the checkpoint that names these rounds."""
+        for leftover in self._folder.glob("*/.*"):
+            leftover.unlink(missing_ok=True)
         self._touched = {int(path.name.split("-")[0]) for path in self._folder.glob("*/*.safetensors")}
         self.settle(accepted)
 

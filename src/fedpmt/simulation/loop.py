@@ -62,6 +62,7 @@ class Asked:
     transfer: float
     bytes_down: int
     bytes_up: int
+    able: bool = True  # whether the part fits into the device's memory
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,10 @@ class Federation:
         seeds = Seeds(self.settings.seed, index)
         round_ = Round(index, self.planner.price, seeds)
         asked = [self.ask(progress, device, round_) for device in self.cohort(progress.state, round_)]
-        failed = [bool(seeds("failure", one.device.id).random() < self.settings.failure) for one in asked]
+        failed = [
+            not one.able or bool(seeds("failure", one.device.id).random() < self.settings.failure)
+            for one in asked
+        ]
         verdict = settle(
             [one.seconds for one in asked],
             failed,
@@ -182,6 +186,9 @@ class Federation:
         down, up = payload_bytes(task.tensors), work.upload_bytes(part, self.problem.model.structure)
         transfer = self.planner.times.transfer(device, down, up)
         seconds = self.planner.times.training(device, cost, samples, self.share(task, samples)) + transfer
+        if cost.memory_bytes > device.memory:
+            # It says so at once: nothing is sent and nobody waits.
+            return Asked(device, task, part, cost, samples, 0.0, 0.0, 0, 0, able=False)
         return Asked(device, task, part, cost, samples, seconds, transfer, down, up)
 
     def share(self, task: Task, samples: int) -> float:
@@ -311,11 +318,12 @@ class Federation:
         """Test accuracy with classes weighted as the devices of each level hold them."""
         if by_class is None or not self.held_by_level:
             return None
+        labels = [int(label) for label in by_class]
+        accuracies = np.array(list(by_class.values()))
+        # Classes that the test set does not have say nothing of a level.
+        held = {level: counts[labels] for level, counts in self.held_by_level.items()}
         return {
-            level: float(
-                sum(held[int(label)] * accuracy for label, accuracy in by_class.items()) / held.sum()
-            )
-            for level, held in self.held_by_level.items()
+            level: float(counts @ accuracies / counts.sum()) for level, counts in held.items() if counts.any()
         }
 
     @cached_property

@@ -30,7 +30,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any]) -> d
         ]
         verdict = settle(
             [one.seconds for one in asked],
-            [False] * len(asked),
+            [not one.able for one in asked],
             settings.deadline,
             min(settings.cohort, len(asked)),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from fedpmt.models.build import build
@@ -36,7 +37,7 @@ class Problem:
 
     def example(self, device: torch.device = CPU) -> Arrays:
         """Two test inputs, for finding out what a forward pass does."""
-        return placed(self.data.test.take(slice(0, 2)), device).inputs
+        return placed(self.data.test.take(np.arange(2) % len(self.data.test)), device).inputs
 
 
 def paper_problem(settings: Settings, data: FederatedData) -> Problem:
@@ -58,3 +59,45 @@ def draws_at_random(model: LayeredModel, example: Arrays) -> bool:
         before = torch.get_rng_state()
         trial.forward(trial.initial(), example)
         return not torch.equal(before, torch.get_rng_state())
+
+
+def try_out(problem: Problem, settings: Settings) -> None:
+    """Run a few samples through a user's model, loss and metric, so that what cannot work is refused at once."""
+    model, data = problem.model.clone(), problem.data
+    layers = len(model.structure.layers)
+    # BatchNorm cannot train on one value per channel, which the last batch may come down to.
+    last = settings.samples % settings.batch or min(settings.batch, settings.samples)
+    for mode, examples in ((False, data.test), (True, data.shard(0))):
+        few = placed(examples.take(np.arange(last if mode else 2) % len(examples)))
+        model.set_training([mode] * layers)
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                outputs = model.forward(model.initial(), few.inputs)
+                loss = problem.objective.loss(outputs, few.targets)
+                scores = problem.objective.score(outputs, few.targets)
+        except Exception as error:
+            what = " ".join(str(error).split())[:200]
+            how = f"training on a batch of {last}" if mode else "evaluating two samples"
+            raise SettingError(f"model: {how} fails: {type(error).__name__}: {what}") from error
+        if loss.ndim != 0 or scores.shape != (len(few),):
+            raise SettingError(
+                f"loss gives a tensor of shape {tuple(loss.shape)} and metric one of {tuple(scores.shape)}: "
+                f"one number, and one per sample ({len(few)},), are needed"
+            )
+    _check_labels(problem, outputs.shape[-1])
+
+
+def _check_labels(problem: Problem, outputs: int) -> None:
+    """Cross-entropy needs labels from 0 to the number of outputs - 1."""
+    if problem.objective.loss is not CLASSIFICATION.loss:
+        return
+    everything = problem.data.training_set()
+    for name, examples in (("train", everything), ("test", problem.data.test)):
+        if examples is None or not np.issubdtype(examples.targets.dtype, np.integer):
+            continue
+        low, high = int(examples.targets.min()), int(examples.targets.max())
+        if low < 0 or high >= outputs:
+            raise SettingError(
+                f"{name}: labels run from {low} to {high}, but the model has {outputs} outputs, "
+                f"for labels 0 to {outputs - 1}"
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -99,11 +100,14 @@ def _peak_bytes(work: Any) -> int:
 
 
 def _csv_row(name: str, speed: float, rows: list[dict[str, Any]]) -> str:
+    """What the fleet CSV reads (name, speed, the machine's memory), then what was measured of each width."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     columns = {
         "name": name,
         "speed": f"{speed:.6g}",
-        "memory_mib": f"{max(row['peak_bytes'] for row in rows) / MIB:.1f}",
+        "memory_mib": f"{memory / MIB:.0f}",
     }
+    columns |= {f"peak_mib_width_{row['width']}": f"{row['peak_bytes'] / MIB:.2f}" for row in rows}
     columns |= {
         f"seconds_per_sample_width_{row['width']}": f"{row['seconds_per_sample']:.3e}" for row in rows
     }

@@ -181,6 +181,7 @@ def _continue(federation: Federation, folder: Path) -> Saved:
     from fedpmt.simulation.checkpoint import read_value
     from fedpmt.simulation.placement import compute_device
 
+    records.remove_leftovers(folder)
     path = folder / records.CHECKPOINT
     if path.exists():
         saved = read_value(path, compute_device(federation.settings.device))

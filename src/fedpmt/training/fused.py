@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedpmt.models.layered import PREFIX_BATCH, hooked
 from fedpmt.submodel.depth import frozen_prefix, mask
 from fedpmt.submodel.part import Mask
 from fedpmt.training.batches import channels_last, gather
-from fedpmt.training.local import PREFIX_BATCH, LocalSettings, LocalWork, local_tensors
+from fedpmt.training.local import LocalSettings, LocalWork, local_tensors
 from fedpmt.training.messages import Reply
 from fedpmt.types import MODEL
 
@@ -219,11 +220,13 @@ def is_chain(model: LayeredModel) -> bool:
 
 
 def _known(module: nn.Module) -> bool:
-    if isinstance(module, nn.Conv2d):
+    if hooked(module) or not all(parameter.requires_grad for parameter in module.parameters()):
+        return False
+    if type(module) is nn.Conv2d:
         return module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    if isinstance(module, nn.MaxPool2d):
+    if type(module) is nn.MaxPool2d:
         return not module.return_indices
-    if isinstance(module, nn.Flatten):
+    if type(module) is nn.Flatten:
         return (module.start_dim, module.end_dim) == (1, -1)
     return type(module) in (nn.Linear, nn.ReLU, nn.Identity)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 
+from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.submodel.depth import frozen_prefix, mask
 from fedpmt.submodel.part import Mask, place, size, take
 from fedpmt.training.messages import Capacity, Reply, Task
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 D = TypeVar("D")
 Rng = Callable[[str], "np.random.Generator"]
 FLOAT_BYTES = 4
-PREFIX_BATCH = 256
-"""Large enough to be fast, small enough that one layer's activations stay in memory."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +222,8 @@ def train(
             sgd_step(run.params, gradients, velocity, settings)
             run.steps += 1
             total_loss += float(loss.detach())
+            # Else the next step's gradients would be made beside these.
+            del gradients, loss
     outcome, own = work.reply(run, own, data)
     metrics = {"train_loss": total_loss / max(1, run.steps), **outcome.metrics}
     reply = Reply(device, round_index, part, len(data), outcome.tensors, outcome.scalars, metrics)

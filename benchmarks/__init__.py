@@ -1,0 +1,1 @@
+"""Ours and other simulators of federated learning, measured side by side: `python -m benchmarks --help`."""

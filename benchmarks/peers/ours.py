@@ -1,0 +1,112 @@
+"""Ours: the real loop, `fedpmt.api.run_in`, with its records and checkpoints.
+
+A round is what lies between two calls of `on_round`. The last round is not timed, since it is evaluated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.peers.common import Stopwatch, read_job, say_done
+
+if TYPE_CHECKING:
+    from benchmarks.peers.common import Job
+    from fedpmt.records import RoundRecord
+    from fedpmt.settings import Settings
+    from fedpmt.simulation.problem import Problem
+
+BEGUN = time.perf_counter()
+INITIAL_SEED = 0
+"""Of the weights that `benchmarks.export` writes for the peers."""
+
+
+def steps_of(record: RoundRecord, batch: int, epochs: int) -> int:
+    """SGD steps of the devices whose replies counted."""
+    return sum(
+        epochs * math.ceil(device.samples / batch) for device in record.devices if device.outcome == "arrived"
+    )
+
+
+def peak_mib() -> float:
+    """The most memory this process has held."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def problem_of(settings: Settings, job: Job) -> Problem:
+    """The paper's task, or its net with other widths on the same data.
+
+    Its weights are those that every peer begins with, whatever the seed of this repetition: accuracies
+    then differ by who was asked and in which order, and by nothing else.
+    """
+    from fedpmt.api import paper_problem_of
+    from fedpmt.models.build import build
+    from fedpmt.models.nets import net
+    from fedpmt.seeds import generator
+    from fedpmt.simulation.problem import Problem
+
+    problem = paper_problem_of(settings.model_copy(update={"seed": INITIAL_SEED}))
+    if job.hidden == net(settings.task).hidden:
+        return problem
+    scaled = dataclasses.replace(net(settings.task), hidden=job.hidden)
+    return Problem(build(scaled, generator(INITIAL_SEED, "init")), problem.data, net=scaled)
+
+
+def main() -> None:
+    """A run as any user starts it, evaluated once, at its end."""
+    from fedpmt.api import run_in, settings_of
+
+    job = read_job()
+    given: dict[str, Any] = {
+        "cohort": job.cohort,
+        "batch": job.batch,
+        "epochs": job.epochs,
+        "lr": job.lr,
+        "rounds": job.rounds,
+        "seed": job.seed,
+        "eval_every": job.rounds,
+        **job.options,
+    }
+    settings = settings_of(given)
+    watch = Stopwatch(job.warmup)
+    started: list[float] = []
+    rounds: list[RoundRecord] = []
+
+    def on_start() -> None:
+        started.append(time.perf_counter() - BEGUN)
+        watch.restart()
+
+    def on_round(record: RoundRecord) -> None:
+        rounds.append(record)
+        if record.round < job.rounds:
+            watch.lap()
+
+    with tempfile.TemporaryDirectory(prefix="fedpmt-bench-") as folder:
+        result = run_in(
+            Path(folder) / "run",
+            settings,
+            lambda: problem_of(settings, job),
+            on_round=on_round,
+            on_start=on_start,
+        ).result
+    if result is None:
+        raise RuntimeError("the run did not finish")
+    say_done(
+        steps=sum(steps_of(record, job.batch, job.epochs) for record in rounds) / len(rounds),
+        accuracy=result.accuracy,
+        packages=["fedpmt", "torch", "numpy"],
+        operations=[record.operations for record in rounds[job.warmup : -1]],
+        startup_seconds=started[0],
+        peak_mib=peak_mib(),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""From measurements to the numbers that are shown: medians, spread, ratios, checks. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean, median, stdev
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from benchmarks.machine import Peak
+    from benchmarks.results import Measurement, Results
+
+FEDAVG = "fedavg E=1"
+LEAST_TOLERANCE = 0.02
+"""Accuracies that are closer than this are called the same, however little ours vary from seed to seed."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median over repetitions of the median round, with the lowest and the highest repetition."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """As it stands in a table."""
+        return f"{seconds_text(self.median)} ({seconds_text(self.low)} to {seconds_text(self.high)})"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One peer on one setting."""
+
+    peer: str
+    variant: str
+    threads: str
+    seconds: Spread | None  # None: not measured, and `note` says why
+    ratio: float | None  # this peer's seconds over ours
+    steps: float | None
+    same_steps: bool
+    accuracy: float | None
+    same_accuracy: bool | None  # None: not comparable, or nothing to compare with
+    share_of_peak: float | None
+    operations: float | None
+    note: str = ""
+
+
+def spread(groups: Iterable[Sequence[float]]) -> Spread | None:
+    """Each group is the rounds of one repetition.
+
+    >>> spread([[1, 2, 9], [3, 3], [4]])
+    Spread(median=3.0, low=2, high=4)
+    """
+    medians = [median(group) for group in groups if group]
+    return Spread(float(median(medians)), min(medians), max(medians)) if medians else None
+
+
+def ratio(theirs: Spread | None, ours: Spread | None) -> float | None:
+    """How many times longer theirs takes."""
+    return None if theirs is None or ours is None else theirs.median / ours.median
+
+
+def share_of_peak(operations: float, seconds: float, peak_gflops: float) -> float:
+    """A multiply-add is two floating point operations.
+
+    >>> share_of_peak(1e9, 0.1, 100)
+    0.2
+    """
+    return 2 * operations / seconds / 1e9 / peak_gflops
+
+
+def best_peak(peaks: Sequence[Peak]) -> float | None:
+    """The best GEMM rate of the run."""
+    return max((peak.gflops for peak in peaks), default=None)
+
+
+def tolerance(ours: Sequence[float]) -> float:
+    """How far an accuracy may lie from the mean of ours: three deviations over our seeds, or a least amount.
+
+    >>> tolerance([0.5]), round(tolerance([0.40, 0.44]), 3)
+    (0.02, 0.085)
+    """
+    return max(LEAST_TOLERANCE, 3 * stdev(ours) if len(ours) > 1 else 0.0)
+
+
+def rows(results: Results, setting: str) -> list[Row]:
+    """All peers and variants of one setting, fastest first; ours at the top."""
+    groups: dict[tuple[str, str], list[Measurement]] = {}
+    for found in results.measurements:
+        if found.setting == setting:
+            groups.setdefault((found.peer, found.variant), []).append(found)
+    ours_runs = groups.get(("ours", FEDAVG), [])
+    ours = spread(run.seconds for run in ours_runs)
+    longest = max((run.rounds for run in ours_runs), default=0)
+    accuracies = [run.accuracy for run in ours_runs if run.accuracy is not None and run.rounds == longest]
+    steps = results.settings[setting]["steps"]
+    made = [
+        _row(peer, variant, runs, ours, accuracies, longest, steps, best_peak(results.peaks))
+        for (peer, variant), runs in groups.items()
+    ]
+    return sorted(
+        made, key=lambda row: (row.peer != "ours", row.seconds.median if row.seconds else float("inf"))
+    )
+
+
+def _row(
+    peer: str,
+    variant: str,
+    runs: list[Measurement],
+    ours: Spread | None,
+    accuracies: list[float],
+    longest: int,
+    steps: int,
+    peak: float | None,
+) -> Row:
+    seconds = None if any(run.cut_off for run in runs) else spread(run.seconds for run in runs)
+    counted = [run.steps for run in runs if run.steps is not None]
+    reached = [run.accuracy for run in runs if run.accuracy is not None and run.rounds == longest]
+    done = [operations for run in runs for operations in run.operations]
+    epochs = int(variant.rpartition("=")[2])
+    same: bool | None = None
+    if variant == FEDAVG and reached and accuracies:
+        same = abs(fmean(reached) - fmean(accuracies)) <= tolerance(accuracies)
+    return Row(
+        peer=peer,
+        variant=variant,
+        threads=runs[0].threads,
+        seconds=seconds,
+        ratio=ratio(seconds, ours),
+        steps=fmean(counted) if counted else None,
+        same_steps=bool(counted) and all(count == steps * epochs for count in counted),
+        accuracy=fmean(reached) if reached else None,
+        same_accuracy=same,
+        share_of_peak=share_of_peak(fmean(done), seconds.median, peak) if done and seconds and peak else None,
+        operations=fmean(done) if done else None,
+        note=_note(runs),
+    )
+
+
+def _note(runs: list[Measurement]) -> str:
+    if any(run.cut_off for run in runs):
+        return "cut off"
+    return next((run.error for run in runs if run.error), "")
+
+
+@dataclass(frozen=True)
+class Partial:
+    """FedPMT's round over our own FedAvg round, measured and as `exact` operations say."""
+
+    epochs: int
+    time: float
+    operations: float
+
+
+def partial(found: Sequence[Row]) -> list[Partial]:
+    """What training parts of the model saves, by number of local epochs."""
+    ours = {row.variant: row for row in found if row.peer == "ours" and row.seconds and row.operations}
+    made = []
+    for epochs in (1, 5):
+        full, part = ours.get(f"fedavg E={epochs}"), ours.get(f"fedpmt E={epochs}")
+        if full and part and full.seconds and part.seconds and full.operations and part.operations:
+            made.append(
+                Partial(epochs, part.seconds.median / full.seconds.median, part.operations / full.operations)
+            )
+    return made
+
+
+def seconds_text(seconds: float) -> str:
+    """Three digits that count.
+
+    >>> seconds_text(0.07123), seconds_text(1.9), seconds_text(14.62)
+    ('71.2 ms', '1.90 s', '14.6 s')
+    """
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
