@@ -26,6 +26,31 @@ Draw = Annotated[
 ]
 
 
+TRAINING_ONLY = (
+    "method",
+    "partition",
+    "partition_seed",
+    "splitting",
+    "options",
+    "sampling",
+    "level_draw",
+    "failure",
+    "over_select",
+    "workers",
+    "executor",
+    "eval_every",
+    "target",
+    "time_budget",
+    "checkpoint_seconds",
+    "seed",
+    "schedule",
+    "rounds",
+    "data_dir",
+    "cohort",
+)
+"""Settings that no price or time depends on."""
+
+
 def cost(
     task: Task = "fcnn-mnist",
     mode: Mode = "exact",
@@ -78,31 +103,7 @@ def cost(
     )
 
 
-@with_settings(
-    without=(
-        "method",
-        "partition",
-        "partition_seed",
-        "splitting",
-        "options",
-        "sampling",
-        "level_draw",
-        "failure",
-        "over_select",
-        "workers",
-        "executor",
-        "eval_every",
-        "target",
-        "time_budget",
-        "checkpoint_seconds",
-        "seed",
-        "schedule",
-        "rounds",
-        "lr",
-        "data_dir",
-        "cohort",
-    )
-)
+@with_settings(without=(*TRAINING_ONLY, "lr"))
 def plan(given: dict[str, Any], as_json: Json = False) -> None:
     """From speeds and a deadline: what each device trains, how long it takes, and what that costs."""
     given.pop("options", None)
@@ -164,36 +165,7 @@ def _deadline(settings: Settings, planned: dict[str, Any]) -> str:
     )
 
 
-@with_settings(
-    without=(
-        "method",
-        "partition",
-        "partition_seed",
-        "splitting",
-        "options",
-        "sampling",
-        "level_draw",
-        "failure",
-        "over_select",
-        "workers",
-        "executor",
-        "eval_every",
-        "target",
-        "time_budget",
-        "checkpoint_seconds",
-        "seed",
-        "schedule",
-        "rounds",
-        "data_dir",
-        "cohort",
-        "devices",
-        "levels",
-        "fleet",
-        "availability",
-        "assign",
-        "deadline",
-    )
-)
+@with_settings(without=(*TRAINING_ONLY, "devices", "levels", "fleet", "availability", "assign", "deadline"))
 def profile(
     given: dict[str, Any],
     name: Annotated[str, typer.Option(help="What to call this machine in the fleet CSV.")] = "this-machine",

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from fedpmt.models.nets import KERNEL, POOL
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedpmt.models.nets import Net
-
-KERNEL = 5  # s_l
-POOL = 2
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from fedpmt.complexity import paper
 from fedpmt.complexity.cost import FLOAT_BYTES, Cost, LayerCost, Memory
 from fedpmt.complexity.measure import measure, two_samples
 from fedpmt.models.layered import PREFIX_BATCH
+from fedpmt.models.nets import KERNEL, POOL
 from fedpmt.submodel import depth
 from fedpmt.submodel.part import WHOLE, Whole, local_shape, size
 from fedpmt.types import SettingError
@@ -223,8 +224,8 @@ def _is_net(model: LayeredModel, net: Net) -> bool:
     channels, side = net.input_shape[0], net.input_shape[1]
     expected: list[tuple[int, ...]] = []
     for filters in net.filters:
-        expected.append((filters, channels, paper.KERNEL, paper.KERNEL))
-        channels, side = filters, (side - paper.KERNEL + 1) // paper.POOL
+        expected.append((filters, channels, KERNEL, KERNEL))
+        channels, side = filters, (side - KERNEL + 1) // POOL
     units = [channels * side**2, *net.hidden, net.classes]
     expected += [(after, before) for before, after in pairwise(units)]
     shapes = model.structure.shapes

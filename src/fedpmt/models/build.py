@@ -10,14 +10,12 @@ import torch
 from torch import nn
 
 from fedpmt.models.layered import LayeredModel, layered
+from fedpmt.models.nets import KERNEL, POOL
 
 if TYPE_CHECKING:
     import numpy as np
 
     from fedpmt.models.nets import Net
-
-KERNEL = 5
-POOL = 2
 
 
 def build(net: Net, rng: np.random.Generator) -> LayeredModel:

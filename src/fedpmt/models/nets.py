@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from fedpmt.types import SettingError
 
+KERNEL = 5  # s_l
+POOL = 2
+
 
 @dataclass(frozen=True)
 class Net:

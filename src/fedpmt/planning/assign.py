@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedpmt.complexity.budget import ROUNDING, Budget, largest
+from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.devices.fleet import Device
 from fedpmt.submodel.part import size
 from fedpmt.types import SettingError
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from fedpmt.models.structure import Structure
     from fedpmt.planning.times import Times
     from fedpmt.submodel.part import Part
-
-FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from fedpmt.simulation.executors import Executor, Parallel, Plain
 from fedpmt.simulation.loop import Federation
 from fedpmt.simulation.placement import PlacedData, compute_device
 from fedpmt.simulation.problem import Problem, draws_at_random
+from fedpmt.simulation.schedule import local_settings
 from fedpmt.submodel.depth import widths
 from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.fused import is_chain
-from fedpmt.training.local import LocalSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,14 +93,7 @@ def assembled(
 
 def make_executor(settings: Settings, problem: Problem, device: torch.device) -> Executor:
     """Where local work runs; the numbers do not depend on it."""
-    local = LocalSettings(
-        settings.epochs,
-        settings.batch,
-        settings.lr,
-        settings.momentum,
-        settings.weight_decay,
-        settings.prefix,
-    )
+    local = local_settings(settings)
     stochastic = draws_at_random(problem.model, problem.example(device))
     workers = settings.workers or os.cpu_count() or 1
     one = Plain(

@@ -17,10 +17,9 @@ from fedpmt.simulation.clock import settle
 from fedpmt.simulation.evaluation import evaluate_global, evaluate_personal
 from fedpmt.simulation.executors import Unit
 from fedpmt.simulation.sampling import SAMPLERS
-from fedpmt.simulation.schedule import learning_rate
+from fedpmt.simulation.schedule import local_settings
 from fedpmt.submodel.depth import mask
 from fedpmt.submodel.part import GLOBAL
-from fedpmt.training.local import LocalSettings
 from fedpmt.training.messages import Capacity, Client, Reply, Task
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from fedpmt.simulation.placement import PlacedData
     from fedpmt.simulation.problem import Problem
     from fedpmt.submodel.part import Part
+    from fedpmt.training.local import LocalSettings
     from fedpmt.types import Payload
 
 PERSONAL_DEVICES = 100
@@ -201,7 +201,7 @@ class Federation:
     ) -> Iterator[Reply]:
         """The local rounds of those whose replies count; others are known not to, and are not computed."""
         work = self.method.local()
-        local = self.local_settings(progress.rounds)
+        local = local_settings(self.settings, progress.rounds)
         units = (self.unit(one, work, progress.rounds, seeds, local) for one in arrived)
         for one, (reply, own) in zip(arrived, self.executor.train(work, units), strict=True):
             if self.keeps_state:
@@ -218,18 +218,6 @@ class Federation:
             own = work.first(device, partial(_for_device, Seeds(seeds.seed), device))
         return Unit(
             device, round_index, one.task, one.part, own, partial(self.data.shard, device), rng, local
-        )
-
-    def local_settings(self, round_index: int) -> LocalSettings:
-        """How devices train in this round."""
-        s = self.settings
-        return LocalSettings(
-            s.epochs,
-            s.batch,
-            learning_rate(s.schedule, s.lr, round_index),
-            s.momentum,
-            s.weight_decay,
-            s.prefix,
         )
 
     def record(
@@ -278,7 +266,7 @@ class Federation:
             overhead_bytes=overhead,
             operations=operations,
             wasted_operations=wasted,
-            learning_rate=self.local_settings(progress.rounds - 1).learning_rate,
+            learning_rate=local_settings(self.settings, progress.rounds - 1).learning_rate,
             layers=coverage,
             devices=tuple(devices),
         )

@@ -13,10 +13,12 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
+from fedpmt.devices.fleet import MIB
 from fedpmt.seeds import Seeds
+from fedpmt.simulation.schedule import local_settings
 from fedpmt.submodel.depth import mask, widths
 from fedpmt.submodel.part import GLOBAL
-from fedpmt.training.local import LocalSettings, LocalWork, Site, train
+from fedpmt.training.local import LocalWork, Site, train
 from fedpmt.training.messages import Task
 from fedpmt.types import MODEL, Examples
 
@@ -25,22 +27,13 @@ if TYPE_CHECKING:
     from fedpmt.simulation.problem import Problem
     from fedpmt.submodel.part import Part
 
-MIB = 2**20
-
 
 def profile(settings: Settings, problem: Problem, data: Examples, name: str, repeat: int) -> dict[str, Any]:
     """Seconds per sample and peak memory of each width, on one thread as devices train; and a row for the fleet CSV.
 
     The row's speed is relative to a device that trains one epoch of the full model in `full_seconds`.
     """
-    local = LocalSettings(
-        settings.epochs,
-        settings.batch,
-        settings.lr,
-        settings.momentum,
-        settings.weight_decay,
-        settings.prefix,
-    )
+    local = local_settings(settings)
     site = Site({GLOBAL: problem.model}, problem.objective, local)
     weights = problem.model.initial()
     parts = widths(problem.model.structure, settings.widths or problem.widths)

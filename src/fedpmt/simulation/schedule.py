@@ -1,8 +1,14 @@
-"""Learning rates over the rounds."""
+"""How devices train, round by round."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from fedpmt.settings import parse_schedule
+from fedpmt.training.local import LocalSettings
+
+if TYPE_CHECKING:
+    from fedpmt.settings import Settings
 
 
 def learning_rate(schedule: str, base: float, round_index: int) -> float:
@@ -20,3 +26,15 @@ def learning_rate(schedule: str, base: float, round_index: int) -> float:
     if name == "step":
         return base * float(numbers[1] ** (round_index // numbers[0]))
     return base
+
+
+def local_settings(settings: Settings, round_index: int = 0) -> LocalSettings:
+    """What the run's settings say about local training in this round."""
+    return LocalSettings(
+        settings.epochs,
+        settings.batch,
+        learning_rate(settings.schedule, settings.lr, round_index),
+        settings.momentum,
+        settings.weight_decay,
+        settings.prefix,
+    )

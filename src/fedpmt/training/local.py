@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 
+from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.submodel.depth import frozen_prefix, mask
 from fedpmt.submodel.part import Mask, place, size, take
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 D = TypeVar("D")
 Rng = Callable[[str], "np.random.Generator"]
-FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
