@@ -16,7 +16,7 @@ from fedpmt.seeds import Seeds, generator
 from fedpmt.submodel.depth import full, suffix, widths
 from fedpmt.submodel.part import GLOBAL, Part, take
 from fedpmt.submodel.width import random_channels, thinned
-from fedpmt.training.fused import fused_train, fusible
+from fedpmt.training.fused import fused_train, fusible, stackable, stacked_train
 from fedpmt.training.local import LocalSettings, LocalWork, Site, train
 from fedpmt.training.messages import Task
 from fedpmt.training.objective import CLASSIFICATION, Objective
@@ -150,3 +150,48 @@ def test_what_it_does_not_know_is_left_to_the_oracle(
     part = full(known.structure)
     site = Site({GLOBAL: known}, CLASSIFICATION, site.settings)
     assert fusible(LocalWork(), site, Task((part,), {MODEL: known.initial()}), part, data)
+
+
+@pytest.mark.parametrize("settings", LOCAL)
+def test_devices_computed_together_agree_with_the_oracle(settings: dict[str, Any]) -> None:
+    """Also when the last batch is short, and for parts that are narrow in different places."""
+    model = build(NETS["fcnn-mnist"], generator(1, "init"))
+    assert stackable(model)
+    assert not stackable(build(NETS["cnn-mnist"], generator(1, "init")))
+    axes, rng = model.structure.require_axes("this test"), generator(0, "channels")
+    narrow = [
+        thinned(
+            model.structure, axes, 0.3, ("linear",), lambda size, count: random_channels(size, count, rng)
+        )
+        for _ in range(2)
+    ]
+    for parts in ([suffix(model.structure, 2, "some")] * 2, [full(model.structure)] * 2, narrow):
+        site = Site(
+            {GLOBAL: model},
+            CLASSIFICATION,
+            LocalSettings(**{"epochs": 1, "batch": 7, "learning_rate": 0.1, **settings}),
+        )
+        data = [in_double(samples(40, (1, 28, 28), 10, seed)) for seed in (0, 1)]
+        weights = {name: tensor.double() for name, tensor in model.initial().items()}
+        tasks = [
+            Task((part,), {MODEL: {name: take(weights[name], part.sent[name]) for name in weights}})
+            for part in parts
+        ]
+        seeds = [Seeds(4, 0), Seeds(5, 0)]
+        together = stacked_train(site, tasks, parts, data, seeds)
+        for place, (tensors, loss) in enumerate(together):
+            oracle, _ = train(
+                LocalWork(),
+                site,
+                tasks[place],
+                parts[place],
+                None,
+                data[place],
+                seeds[place],
+                device=0,
+                round_index=0,
+            )
+            assert loss == pytest.approx(oracle.metrics["train_loss"])
+            for key, tensor in oracle.tensors[MODEL].items():
+                torch.testing.assert_close(tensors[key], tensor, rtol=1e-9, atol=1e-11)
+        assert all(torch.equal(weights[name], tensor.double()) for name, tensor in model.initial().items())

@@ -8,12 +8,14 @@ import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from fedpmt.training.fused import fused_train, fusible
+from fedpmt.training.fused import fused_train, fusible, stackable, stacked_train
 from fedpmt.training.local import LocalSettings, LocalWork, Rng, Site, train
+from fedpmt.training.messages import Reply
+from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
 
     from fedpmt.models.layered import LayeredModel
     from fedpmt.submodel.part import Part
-    from fedpmt.training.messages import Reply, Task
+    from fedpmt.training.messages import Task
     from fedpmt.training.objective import Objective
     from fedpmt.types import Examples
 
+Group: TypeAlias = "list[tuple[int, Unit]]"
+Placed: TypeAlias = "tuple[int, tuple[Reply, Any]]"
 Item = TypeVar("Item")
 Out = TypeVar("Out")
 
@@ -42,6 +46,14 @@ class Unit:
     shard: Callable[[], Examples]  # loaded where it is used
     rng: Rng
     settings: LocalSettings
+    samples: int  # |D_k|
+
+    def kind(self) -> tuple[object, ...]:
+        """What two units must share to be computed together."""
+        shapes = tuple(
+            (name, tuple(tensor.shape)) for name, tensor in self.task.tensors.get(MODEL, {}).items()
+        )
+        return self.part.model, tuple(self.part.trained), shapes, self.samples, self.task.steps
 
 
 class Executor(Protocol):
@@ -60,6 +72,17 @@ class Executor(Protocol):
         ...
 
 
+def in_order(groups: Iterable[list[Placed]]) -> Iterator[tuple[Reply, Any]]:
+    """Results in the order of their units, as soon as those before them are there."""
+    early: dict[int, tuple[Reply, Any]] = {}
+    turn = 0
+    for group in groups:
+        early.update(group)
+        while turn in early:
+            yield early.pop(turn)
+            turn += 1
+
+
 @dataclass(frozen=True)
 class Plain:
     """One device after another, in this thread. By autograd it is the oracle; `fast` takes the fused loop."""
@@ -71,8 +94,51 @@ class Plain:
     fast: bool = False
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
-        for unit in units:
-            yield self.compute(work, unit)
+        return in_order(self.compute_group(work, group) for group in self.groups(units))
+
+    def groups(self, units: Iterable[Unit]) -> Iterator[Group]:
+        """Units to be computed together: pairs of a kind on the fast path, where devices can share products.
+
+        Fixed by the units alone, never by who computes them.
+        """
+        pairs = self.fast and all(stackable(model) for model in self.models.values())
+        waiting: dict[tuple[object, ...], tuple[int, Unit]] = {}
+        for place, unit in enumerate(units):
+            kind = unit.kind() if pairs else (place,)
+            if kind in waiting:
+                yield [waiting.pop(kind), (place, unit)]
+            elif pairs:
+                waiting[kind] = (place, unit)
+            else:
+                yield [(place, unit)]
+        for single in waiting.values():
+            yield [single]
+
+    def compute_group(self, work: LocalWork[Any], group: Group) -> list[Placed]:
+        """The units of a group, each with its place."""
+        if len(group) == 1:
+            return [(place, self.compute(work, unit)) for place, unit in group]
+        units = [unit for _, unit in group]
+        site, data = self.site(units[0].settings), [unit.shard() for unit in units]
+        if not all(
+            fusible(work, site, unit.task, unit.part, one) for unit, one in zip(units, data, strict=True)
+        ):
+            return [(place, self.compute(work, unit)) for place, unit in group]
+        done = stacked_train(
+            site,
+            [unit.task for unit in units],
+            [unit.part for unit in units],
+            data,
+            [unit.rng for unit in units],
+        )
+        replies = []
+        for (place, unit), (tensors, loss) in zip(group, done, strict=True):
+            metrics = {"train_loss": loss}
+            reply = Reply(
+                unit.device, unit.round_index, unit.part, unit.samples, {MODEL: tensors}, metrics=metrics
+            )
+            replies.append((place, (reply, unit.own)))
+        return replies
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
         for item in items:
@@ -111,7 +177,8 @@ class Parallel:
         self._pool = ThreadPoolExecutor(workers, "device", initializer=lambda: torch.set_num_threads(1))
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
-        return self._ordered(lambda unit: self._local().compute(work, unit), units)
+        groups = self._one.groups(units)
+        return in_order(self._ordered(lambda group: self._local().compute_group(work, group), groups))
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
         return self._ordered(lambda item: function(self._local().site(self._one.settings), item), items)

@@ -216,9 +216,8 @@ class Federation:
         own = self.store.read(device, one.task.accepted_round)
         if own is None and self.keeps_state:
             own = work.first(device, partial(_for_device, Seeds(seeds.seed), device))
-        return Unit(
-            device, round_index, one.task, one.part, own, partial(self.data.shard, device), rng, local
-        )
+        shard = partial(self.data.shard, device)
+        return Unit(device, round_index, one.task, one.part, own, shard, rng, local, one.samples)
 
     def record(
         self, progress: Progress, asked: list[Asked], outcomes: tuple[Outcome, ...], round_seconds: float

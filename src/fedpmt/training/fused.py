@@ -45,14 +45,16 @@ class Weight:
             settings.weight_decay,
         )
         self._velocity: Tensor | None = None
+        self._kept = 1 - self._rate * self._decay
+        self._add_product = tensor.baddbmm_ if tensor.ndim == 3 else tensor.addmm_
 
     def step_product(self, left: Tensor, right: Tensor) -> None:
         """Take the step whose gradient is a matrix product, without storing it where that can be avoided."""
         if self._momentum:
             self.step(left @ right)
-        else:
-            # w <- (1 - η λ) w - η left right
-            self.value.addmm_(left, right, beta=1 - self._rate * self._decay, alpha=-self._rate)
+            return
+        # w <- (1 - η λ) w - η left right
+        self._add_product(left, right, beta=self._kept, alpha=-self._rate)
 
     def step(self, gradient: Tensor) -> None:
         """Take the step of a given gradient."""
@@ -107,6 +109,27 @@ class Linear(Operation):
         self._weight.step_product(error.t(), self._inputs)
         if self._bias is not None:
             self._bias.step(error.sum(dim=0))
+        return below
+
+
+class StackedLinear(Operation):
+    """y = x Wᵀ + b for several devices at once, each with its own W: small products are mostly overhead."""
+
+    def __init__(self, weight: Weight, bias: Weight | None) -> None:
+        self._weight, self._bias = weight, bias
+        self._across = weight.value.transpose(1, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self._inputs = inputs
+        if self._bias is None:
+            return torch.bmm(inputs, self._across)
+        return torch.baddbmm(self._bias.value, inputs, self._across)
+
+    def backward(self, error: Tensor, *, wanted: bool) -> Tensor:
+        below = torch.bmm(error, self._weight.value) if wanted else error
+        self._weight.step_product(error.transpose(1, 2), self._inputs)
+        if self._bias is not None:
+            self._bias.step(error.sum(dim=1, keepdim=True))
         return below
 
 
@@ -315,7 +338,9 @@ def _run(chain: Sequence[Operation], inputs: Tensor) -> Tensor:
 
 def _back(chain: Sequence[Operation], error: Tensor) -> None:
     weighted = [
-        position for position, operation in enumerate(chain) if isinstance(operation, Linear | Convolution)
+        position
+        for position, operation in enumerate(chain)
+        if isinstance(operation, Linear | StackedLinear | Convolution)
     ]
     for position in range(len(chain) - 1, weighted[0] - 1, -1):
         # No error signal into the first trained layer's input.
@@ -325,3 +350,68 @@ def _back(chain: Sequence[Operation], error: Tensor) -> None:
 def _own(tensor: Tensor) -> Tensor:
     """A copy that may be changed."""
     return tensor.clone(memory_format=torch.channels_last if tensor.ndim == 4 else torch.contiguous_format)
+
+
+def stackable(model: LayeredModel) -> bool:
+    """Whether devices can share each product: linear layers can, a convolution has one set of filters."""
+    modules = [module for _, module in model.modules_of(0, len(model.structure.layers))]
+    return is_chain(model) and all(isinstance(module, nn.Linear | nn.ReLU | nn.Flatten) for module in modules)
+
+
+@torch.no_grad()
+def stacked_train(
+    site: Site, tasks: Sequence[Task], parts: Sequence[Part], data: Sequence[Examples], rngs: Sequence[Rng]
+) -> list[tuple[dict[str, Tensor], float]]:
+    """`fused_train` for several devices at once, alike in everything but their numbers.
+
+    Gives each device's trained tensors and mean training loss.
+    """
+    part, settings = parts[0], site.settings
+    model = site.models[part.model]
+    received = [local_tensors(task, own, model.structure) for task, own in zip(tasks, parts, strict=True)]
+    local = {name: torch.stack([tensors[name] for tensors in received]) for name in received[0]}
+    frozen, layers = frozen_prefix(model.structure, part), len(model.structure.layers)
+    prefix, suffix = (_stack(model, *span, local, settings) for span in ((0, frozen), (frozen, layers)))
+    inputs = torch.stack([examples.inputs.flatten(1) for examples in data])
+    if prefix and settings.prefix == "cache":
+        inputs = torch.cat([_run(prefix, batch) for batch in torch.split(inputs, PREFIX_BATCH, dim=1)], dim=1)
+        prefix = []
+    classes = local[model.structure.layers[-1].parameters[0]].shape[1]
+    wanted = torch.stack([functional.one_hot(one.targets, classes) for one in data]).to(inputs.dtype)
+
+    orders = [rng("order") for rng in rngs]
+    count, steps, limit = inputs.shape[1], 0, tasks[0].steps
+    total = inputs.new_zeros(len(data))
+    for _ in range(settings.epochs):
+        rows = [torch.from_numpy(order.permutation(count)).to(inputs.device) for order in orders]
+        shuffled = torch.stack([one.index_select(0, row) for one, row in zip(inputs, rows, strict=True)])
+        labels = torch.stack([one.index_select(0, row) for one, row in zip(wanted, rows, strict=True)])
+        batches = (torch.split(tensor, settings.batch, dim=1) for tensor in (shuffled, labels))
+        for batch, label in zip(*batches, strict=True):
+            if steps == limit:
+                break
+            logits = _run(suffix, _run(prefix, batch) if prefix else batch)
+            log_shares = torch.log_softmax(logits, dim=2)
+            total -= (log_shares * label).sum(dim=(1, 2)) / batch.shape[1]
+            _back(suffix, log_shares.exp_().sub_(label).div_(batch.shape[1]))
+            steps += 1
+    losses = (total / max(1, steps)).tolist()
+    return [
+        ({name: local[name][place] for name in part.trained}, losses[place]) for place in range(len(data))
+    ]
+
+
+def _stack(
+    model: LayeredModel, first: int, last: int, tensors: Tensors, settings: LocalSettings
+) -> list[Operation]:
+    """Linear layers and ReLUs on stacked tensors; their flatten was done when the inputs were stacked."""
+    chain: list[Operation] = []
+    for path, module in model.modules_of(first, last):
+        if isinstance(module, nn.Linear):
+            weight = Weight(tensors[f"{path}.weight"], settings)
+            # One row per device: added to each sample's row.
+            bias = Weight(tensors[f"{path}.bias"].unsqueeze(1), settings) if module.bias is not None else None
+            chain.append(StackedLinear(weight, bias))
+        elif isinstance(module, nn.ReLU):
+            chain.append(Relu())
+    return chain
