@@ -135,7 +135,7 @@ def plan(given: dict[str, Any], as_json: Json = False) -> None:
         "width",
         "frozen",
         "seconds",
-        "in time",
+        "fits",
         "upload",
         "download",
         "memory",
