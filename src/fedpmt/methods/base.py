@@ -82,9 +82,6 @@ class Predictor:
 class Method(ABC, Generic[S, D]):
     """A federated method. S is the server's state, D what a device keeps between rounds."""
 
-    needs_all_replies: bool = False
-    """Whether `aggregate` must see all replies at once; else they are folded as they come."""
-
     needs_speeds: bool = False
     """Whether `assign` needs what only the device knows when devices choose (Option II)."""
 
