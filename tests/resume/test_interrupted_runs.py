@@ -88,12 +88,15 @@ def test_ctrl_c_leaves_a_run_that_can_be_continued(tmp_path: Path, long: tuple[s
     assert bits(out) == long
 
 
-def test_ctrl_c_while_torch_is_loading(tmp_path: Path, whole: tuple[str, bytes, bytes]) -> None:
-    """The same before the first round."""
+@pytest.mark.parametrize("seconds", [0.1, 0.4, 0.8])
+def test_ctrl_c_while_torch_is_loading(
+    seconds: float, tmp_path: Path, whole: tuple[str, bytes, bytes]
+) -> None:
+    """The same before the first round, wherever in the loading it falls."""
     out = tmp_path / "run"
     process = Process(*FLAGS, "--out", out)
     process.wait_until(out.exists)
-    time.sleep(0.3)
+    time.sleep(seconds)
     ended = process.stop(signal.SIGINT)
     assert ended.code == 130
     assert f"continue with --resume --out {out}" in ended.err

@@ -12,6 +12,7 @@ import typer
 
 from fedpmt import __version__
 from fedpmt.cli import data, prices, report, runs
+from fedpmt.cli.interrupt import interruptible
 from fedpmt.cli.show import say
 from fedpmt.types import SettingError
 
@@ -60,9 +61,10 @@ def program(arguments: Sequence[str] | None = None) -> int:
     """Run the program; wrong input is one line on standard error and exit code 2, never a traceback."""
     command = typer.main.get_command(app)
     try:
-        code = command.main(
-            list(arguments) if arguments is not None else None, prog_name="fedpmt", standalone_mode=False
-        )
+        with interruptible():
+            code = command.main(
+                list(arguments) if arguments is not None else None, prog_name="fedpmt", standalone_mode=False
+            )
         sys.stdout.flush()
         return int(code or 0)
     except SettingError as error:
