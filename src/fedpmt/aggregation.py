@@ -19,69 +19,101 @@ import torch
 from fedpmt.submodel.part import Whole, add_at, take
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from fedpmt.submodel.part import Part
     from fedpmt.types import Tensors
 
 Rule = Literal["overlap", "fill", "zero"]
-BLOCK = 2**18
-"""Entries at a time: a megabyte, which stays in the cache between three passes over it."""
+BLOCK = 2**17
+"""Entries at a time: half a megabyte, which stays in the cache from one pass over it to the next."""
+
+TOGETHER = 5
+"""Whole tensors wait until so many can be folded in one pass over the sum, since memory is what takes the time."""
 
 
 class CoverageMean:
-    """Folds replies one by one; holds one sum per tensor, whatever the size of the cohort."""
+    """Folds replies as they come; holds one sum per tensor and a few replies, whatever the size of the cohort.
+
+    A reply's tensors must stay as they are until the result is taken.
+    """
 
     def __init__(self, weights: Tensors, rule: Rule = "overlap") -> None:
         self._weights = weights
         self._rule = rule
         self._sums: dict[str, Tensor] = {}  # Σ a_k (w_kj - w_j)
-        self._covers: dict[str, Tensor] = {}  # Σ_{C_j} a_k; a scalar while every cover is whole
-        self._total = torch.zeros(())  # Σ_S a_k
+        self._covers: dict[str, Tensor | float] = {}  # Σ_{C_j} a_k; one number while every cover is whole
+        self._total = 0.0  # Σ_S a_k
+        self._unit = 0.0
+        self._waiting: dict[str, list[tuple[Tensor, float]]] = {}
 
     def add(self, part: Part, tensors: Tensors, weight: float) -> None:
         """Fold in one device's trained tensors."""
+        # Sums are in units of the first weight, so that devices of equal weight, the usual case, need no product.
+        self._unit = self._unit or weight or 1.0
+        share = weight / self._unit
         self._total += weight
         for name, selection in part.trained.items():
+            cover = self._covers.get(name, 0.0)
+            if isinstance(selection, Whole):
+                self._covers[name] = cover + weight
+                self._waiting.setdefault(name, []).append((tensors[name], share))
+                if len(self._waiting[name]) == TOGETHER:
+                    self._fold(name)
+                continue
+            self._fold(name)
             current = self._weights[name]
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(current)
-                self._covers[name] = torch.zeros((), dtype=current.dtype, device=current.device)
-            if isinstance(selection, Whole):
-                _add_difference(self._sums[name], tensors[name], current, weight)
-            else:
-                difference = (tensors[name] - take(current, selection)).mul_(weight)
-                add_at(self._sums[name], selection, difference)
-            if not isinstance(selection, Whole) and self._covers[name].ndim != current.ndim:
-                self._covers[name] = self._covers[name].expand_as(current).clone()
-            add_at(self._covers[name], selection, weight)
+            difference = tensors[name] - take(current, selection)
+            add_at(self._sums[name], selection, difference if share == 1 else difference.mul_(share))
+            if not isinstance(cover, torch.Tensor):
+                self._covers[name] = cover = torch.full_like(current, cover)
+            add_at(cover, selection, weight)
 
     def result(self) -> dict[str, Tensor]:
         """The new weights, once; tensors that nobody trained are the old ones, not copies."""
         new = dict(self._weights)
-        for name, difference in self._sums.items():
-            current, cover = self._weights[name], self._covers[name]
-            if self._rule == "overlap":
-                # Where the cover is zero so is the sum: dividing by one leaves the entry as it was.
-                new[name] = difference.div_(cover.masked_fill(cover == 0, 1)).add_(current)
-            elif self._rule == "fill":
-                new[name] = difference.div_(self._total).add_(current)
-            else:
+        for name, cover in self._covers.items():
+            self._fold(name)
+            current, difference = self._weights[name], self._sums[name]
+            if self._rule == "zero":
                 # Σ_C a (w_k - w) + Σ_{S - C} a (0 - w), over Σ_S a
-                new[name] = current + (difference - (self._total - cover) * current) / self._total
+                missing = (self._total - cover) / self._unit
+                new[name] = current + (difference - missing * current) / (self._total / self._unit)
+            elif self._rule == "overlap" and isinstance(cover, torch.Tensor):
+                # Where the cover is zero so is the sum: dividing by one leaves the entry as it was.
+                trained_by = cover.masked_fill(cover == 0, 1)
+                new[name] = difference.div_(trained_by / self._unit).add_(current)
+            else:
+                trained = cover if self._rule == "overlap" else self._total
+                for change, now in _blocks(difference, current):
+                    change.div_(trained / self._unit).add_(now)
+                new[name] = difference
         return new
 
+    def _fold(self, name: str) -> None:
+        """Add Σ a_k (w_k - w) of the whole tensors that wait, in their order, block by block."""
+        waiting = self._waiting.pop(name, [])
+        if not waiting:
+            return
+        current, fresh = self._weights[name], name not in self._sums
+        if fresh:
+            self._sums[name] = torch.empty_like(current, memory_format=torch.contiguous_format)
+        buffer = torch.empty_like(current.reshape(-1)[:BLOCK])
+        tensors = [tensor for tensor, _ in waiting]
+        for total, now, *trained in _blocks(self._sums[name], current, *tensors):
+            for place, (own, (_, share)) in enumerate(zip(trained, waiting, strict=True)):
+                into = total if fresh and place == 0 else buffer[: len(total)]
+                difference = torch.sub(own, now, out=into)
+                if share != 1:
+                    difference.mul_(share)
+                if difference is not total:
+                    total.add_(difference)
 
-def _add_difference(total: Tensor, trained: Tensor, current: Tensor, weight: float) -> None:
-    """total += weight (trained - current), block by block, so that the difference never leaves the cache."""
-    if total.numel() <= BLOCK or not (
-        total.is_contiguous() and trained.is_contiguous() and current.is_contiguous()
-    ):
-        total += (trained - current).mul_(weight)
-        return
-    buffer = torch.empty(BLOCK, dtype=total.dtype, device=total.device)
-    for old, new, now in zip(
-        *(torch.split(tensor.view(-1), BLOCK) for tensor in (total, trained, current)), strict=True
-    ):
-        difference = torch.sub(new, now, out=buffer[: len(old)]).mul_(weight)
-        old.add_(difference)
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same entries of all tensors, a block at a time; the first may be written to."""
+    return zip(*(torch.split(tensor.reshape(-1), BLOCK) for tensor in tensors), strict=True)

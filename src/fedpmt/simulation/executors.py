@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from fedpmt.training.fused import fused_train, fusible, stackable, stacked_train
-from fedpmt.training.local import LocalSettings, LocalWork, Rng, Site, train
+from fedpmt.training.fused import fused_train, fusible, stackable
+from fedpmt.training.local import LocalSettings, LocalWork, Outcome, Rng, Site, train
 from fedpmt.training.messages import Reply
 from fedpmt.types import MODEL
 
@@ -54,6 +54,18 @@ class Unit:
             (name, tuple(tensor.shape)) for name, tensor in self.task.tensors.get(MODEL, {}).items()
         )
         return self.part.model, tuple(self.part.trained), shapes, self.samples, self.task.steps
+
+    def reply(self, outcome: Outcome) -> Reply:
+        """What the device sends."""
+        return Reply(
+            self.device,
+            self.round_index,
+            self.part,
+            self.samples,
+            outcome.tensors,
+            outcome.scalars,
+            outcome.metrics,
+        )
 
 
 class Executor(Protocol):
@@ -116,29 +128,26 @@ class Plain:
 
     def compute_group(self, work: LocalWork[Any], group: Group) -> list[Placed]:
         """The units of a group, each with its place."""
-        if len(group) == 1:
-            return [(place, self.compute(work, unit)) for place, unit in group]
         units = [unit for _, unit in group]
         site, data = self.site(units[0].settings), [unit.shard() for unit in units]
-        if not all(
+        if not self.fast or not all(
             fusible(work, site, unit.task, unit.part, one) for unit, one in zip(units, data, strict=True)
         ):
-            return [(place, self.compute(work, unit)) for place, unit in group]
-        done = stacked_train(
+            return [
+                (place, self._by_autograd(work, unit, one))
+                for (place, unit), one in zip(group, data, strict=True)
+            ]
+        outcomes = fused_train(
             site,
             [unit.task for unit in units],
             [unit.part for unit in units],
             data,
             [unit.rng for unit in units],
         )
-        replies = []
-        for (place, unit), (tensors, loss) in zip(group, done, strict=True):
-            metrics = {"train_loss": loss}
-            reply = Reply(
-                unit.device, unit.round_index, unit.part, unit.samples, {MODEL: tensors}, metrics=metrics
-            )
-            replies.append((place, (reply, unit.own)))
-        return replies
+        return [
+            (place, (unit.reply(outcome), unit.own))
+            for (place, unit), outcome in zip(group, outcomes, strict=True)
+        ]
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
         for item in items:
@@ -147,14 +156,19 @@ class Plain:
     def close(self) -> None:
         pass
 
-    def compute(self, work: LocalWork[Any], unit: Unit) -> tuple[Reply, Any]:
-        """One unit, by the fused loop where it knows the work, else by autograd."""
-        site, data = self.site(unit.settings), unit.shard()
-        where = {"device": unit.device, "round_index": unit.round_index}
-        if self.fast and fusible(work, site, unit.task, unit.part, data):
-            return fused_train(site, unit.task, unit.part, data, unit.rng, **where), unit.own
+    def _by_autograd(self, work: LocalWork[Any], unit: Unit, data: Examples) -> tuple[Reply, Any]:
         with _seeded(unit.rng("forward")) if self.stochastic else contextlib.nullcontext():
-            return train(work, site, unit.task, unit.part, unit.own, data, unit.rng, **where)
+            return train(
+                work,
+                self.site(unit.settings),
+                unit.task,
+                unit.part,
+                unit.own,
+                data,
+                unit.rng,
+                device=unit.device,
+                round_index=unit.round_index,
+            )
 
     def site(self, settings: LocalSettings) -> Site:
         """What a device has at hand here."""

@@ -29,7 +29,12 @@ def _placed(arrays: Arrays, device: torch.device) -> Arrays:
 
 def channels_last(tensor: Tensor) -> Tensor:
     """Images and filters channels-last, where convolutions and pooling are fastest; everything else as it is."""
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+    if tensor.ndim != 4:
+        return tensor
+    _, channels, height, width = tensor.shape
+    # With one channel both layouts are the same numbers in memory, and torch goes by the strides alone.
+    strides = (channels * height * width, 1, channels * width, channels)
+    return tensor.contiguous(memory_format=torch.channels_last).as_strided(tensor.shape, strides)
 
 
 def take_rows(examples: Examples, rows: np.ndarray) -> Examples:

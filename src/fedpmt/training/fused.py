@@ -1,14 +1,12 @@
-"""The fast path: SGD on a chain of common layers with its backward pass written out.
+"""The fast path: SGD on a chain of common layers whose backward pass is written out in `operations`.
 
-`local.train` is the oracle; this does the same steps on the same batches, within rounding. It gains by what it
-leaves out: no graph is built, no gradient is stored (a weight is updated by the product that would be its gradient),
-buffers are reused from step to step, and images stay channels-last, where convolutions and pooling are fastest.
+`local.train` is the oracle; this does the same steps on the same batches, within rounding. It is chosen by what the
+model and the method's local work are. Devices that are alike in everything but their numbers may train together.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +16,8 @@ from fedpmt.models.layered import PREFIX_BATCH, hooked
 from fedpmt.submodel.depth import frozen_prefix, mask
 from fedpmt.submodel.part import Mask
 from fedpmt.training.batches import channels_last, gather
-from fedpmt.training.local import LocalSettings, LocalWork, local_tensors
-from fedpmt.training.messages import Reply
+from fedpmt.training.local import LocalSettings, LocalWork, Outcome, local_tensors
+from fedpmt.training.operations import Flatten, Linear, Operation, Pool, Relu, convolution, rows_with_one
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
@@ -31,182 +29,8 @@ if TYPE_CHECKING:
     from fedpmt.training.messages import Task
     from fedpmt.types import Examples, Tensors
 
-aten = torch.ops.aten
-
-
-class Weight:
-    """A trained tensor and its momentum; steps are taken where the gradient arises."""
-
-    def __init__(self, tensor: Tensor, settings: LocalSettings) -> None:
-        self.value = tensor
-        self._rate, self._momentum, self._decay = (
-            settings.learning_rate,
-            settings.momentum,
-            settings.weight_decay,
-        )
-        self._velocity: Tensor | None = None
-        self._kept = 1 - self._rate * self._decay
-        self._add_product = tensor.baddbmm_ if tensor.ndim == 3 else tensor.addmm_
-
-    def step_product(self, left: Tensor, right: Tensor) -> None:
-        """Take the step whose gradient is a matrix product, without storing it where that can be avoided."""
-        if self._momentum:
-            self.step(left @ right)
-            return
-        # w <- (1 - η λ) w - η left right
-        self._add_product(left, right, beta=self._kept, alpha=-self._rate)
-
-    def step(self, gradient: Tensor) -> None:
-        """Take the step of a given gradient."""
-        if self._decay:
-            gradient = gradient.add(self.value, alpha=self._decay)
-        if self._momentum:
-            # v <- m v + g
-            self._velocity = (
-                gradient if self._velocity is None else self._velocity.mul_(self._momentum).add_(gradient)
-            )
-            gradient = self._velocity
-        # w <- w - η g
-        self.value.add_(gradient, alpha=-self._rate)
-
-
-class Operation(ABC):
-    """One module of the chain. `backward` takes the error at the output, trains, and gives the error at the input."""
-
-    @abstractmethod
-    def forward(self, inputs: Tensor) -> Tensor:
-        """The module's output; what `backward` needs is kept."""
-
-    @abstractmethod
-    def backward(self, error: Tensor, *, wanted: bool) -> Tensor:
-        """Update the weights; the result counts only where it is `wanted`."""
-
-
-class Linear(Operation):
-    """y = x Wᵀ + b."""
-
-    def __init__(self, weight: Weight, bias: Weight | None) -> None:
-        self._weight, self._bias = weight, bias
-        self._outputs: dict[int, Tensor] = {}
-        self._errors: dict[int, Tensor] = {}
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self._inputs = inputs
-        count, weight = len(inputs), self._weight.value
-        if count not in self._outputs:
-            self._outputs[count] = inputs.new_empty(count, weight.shape[0])
-        if self._bias is None:
-            return torch.mm(inputs, weight.t(), out=self._outputs[count])
-        return torch.addmm(self._bias.value, inputs, weight.t(), out=self._outputs[count])
-
-    def backward(self, error: Tensor, *, wanted: bool) -> Tensor:
-        count, below = len(error), error
-        if wanted:
-            if count not in self._errors:
-                self._errors[count] = torch.empty_like(self._inputs, memory_format=torch.contiguous_format)
-            # Before the step: the error goes down through the weights that made it.
-            below = torch.mm(error, self._weight.value, out=self._errors[count])
-        self._weight.step_product(error.t(), self._inputs)
-        if self._bias is not None:
-            self._bias.step(error.sum(dim=0))
-        return below
-
-
-class StackedLinear(Operation):
-    """y = x Wᵀ + b for several devices at once, each with its own W: small products are mostly overhead."""
-
-    def __init__(self, weight: Weight, bias: Weight | None) -> None:
-        self._weight, self._bias = weight, bias
-        self._across = weight.value.transpose(1, 2)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self._inputs = inputs
-        if self._bias is None:
-            return torch.bmm(inputs, self._across)
-        return torch.baddbmm(self._bias.value, inputs, self._across)
-
-    def backward(self, error: Tensor, *, wanted: bool) -> Tensor:
-        below = torch.bmm(error, self._weight.value) if wanted else error
-        self._weight.step_product(error.transpose(1, 2), self._inputs)
-        if self._bias is not None:
-            self._bias.step(error.sum(dim=1, keepdim=True))
-        return below
-
-
-class Convolution(Operation):
-    """A two-dimensional convolution, channels last."""
-
-    def __init__(self, module: nn.Conv2d, weight: Weight, bias: Weight | None) -> None:
-        self._weight, self._bias = weight, bias
-        self._how = (
-            list(module.stride),
-            list(cast("tuple[int, int]", module.padding)),
-            list(module.dilation),
-        )
-        self._groups = module.groups
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self._inputs = inputs
-        bias = None if self._bias is None else self._bias.value
-        return torch.conv2d(inputs, self._weight.value, bias, *self._how, self._groups)
-
-    def backward(self, error: Tensor, *, wanted: bool) -> Tensor:
-        trained = [wanted, True, self._bias is not None]
-        sizes = [self._weight.value.shape[0]]
-        below, gradient, bias_gradient = aten.convolution_backward(
-            error, self._inputs, self._weight.value, sizes, *self._how, False, [0, 0], self._groups, trained
-        )
-        self._weight.step(gradient)
-        if self._bias is not None:
-            self._bias.step(bias_gradient)
-        return below if wanted else error
-
-
-class Pool(Operation):
-    """A max-pool."""
-
-    def __init__(self, module: nn.MaxPool2d) -> None:
-        pairs = [
-            _pair(value) for value in (module.kernel_size, module.stride, module.padding, module.dilation)
-        ]
-        self._how = (*pairs, module.ceil_mode)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self._inputs = inputs
-        outputs, self._where = aten.max_pool2d_with_indices(inputs, *self._how)
-        return cast("Tensor", outputs)
-
-    def backward(self, error: Tensor, *, wanted: bool) -> Tensor:
-        return cast(
-            "Tensor", aten.max_pool2d_with_indices_backward(error, self._inputs, *self._how, self._where)
-        )
-
-
-class Relu(Operation):
-    """max(x, 0), in place: no operation before it needs its own output."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self._outputs = inputs.clamp_min_(0)
-        return self._outputs
-
-    def backward(self, error: Tensor, *, wanted: bool) -> Tensor:
-        return cast("Tensor", aten.threshold_backward.grad_input(error, self._outputs, 0, grad_input=error))
-
-
-class Flatten(Operation):
-    """From images to rows, in the order of channels that the next layer's weights expect."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self._shape = inputs.shape
-        return inputs.flatten(1)
-
-    def backward(self, error: Tensor, *, wanted: bool) -> Tensor:
-        error = error.view(self._shape)
-        return error.contiguous(memory_format=torch.channels_last) if error.ndim == 4 else error
-
-
-def _pair(value: int | tuple[int, ...]) -> list[int]:
-    return [value, value] if isinstance(value, int) else list(value)
+_IMAGES, _FEATURES = (nn.Conv2d, nn.MaxPool2d, nn.ReLU), (nn.Linear, nn.ReLU, nn.Flatten)
+_UNTRAINED = LocalSettings(epochs=0, batch=0, learning_rate=0.0)
 
 
 def fusible(work: LocalWork[Any], site: Site, task: Task, part: Part, data: Examples) -> bool:
@@ -221,6 +45,7 @@ def fusible(work: LocalWork[Any], site: Site, task: Task, part: Part, data: Exam
         and all(trained[trained.index(1) :])
         and not any(isinstance(selection, Mask) for selection in part.sent.values())
         and isinstance(data.inputs, Tensor)
+        and _fits(model, data.inputs)
         and all(tensor.dtype == data.inputs.dtype for tensor in task.tensors[MODEL].values())
         and data.targets.dtype == torch.int64
         and data.targets.ndim == 1
@@ -228,18 +53,41 @@ def fusible(work: LocalWork[Any], site: Site, task: Task, part: Part, data: Exam
 
 
 def is_chain(model: LayeredModel) -> bool:
-    """Whether a model is made of modules known here and can be run in halves."""
-    modules = [module for _, module in model.modules_of(0, len(model.structure.layers))]
-    shaping = (nn.Flatten, nn.Identity)
-    # A ReLU works in place, so it must not be what meets the data first.
-    first = next((module for module in modules if not isinstance(module, shaping)), None)
-    last = next((module for module in reversed(modules) if not isinstance(module, shaping)), None)
+    """Whether a model can be run in halves and is made of modules known here: images first, then features."""
+    modules = _modules(model)
+    kinds = [type(module) for module in modules]
+    flat = kinds.index(nn.Flatten) if _takes_images(modules) and nn.Flatten in kinds else 0
     return (
         model.composable
-        and isinstance(first, nn.Linear | nn.Conv2d)
-        and isinstance(last, nn.Linear)
         and all(_known(module) for module in modules)
+        # A ReLU works in place, so it must not be what meets the data first.
+        and next((kind for kind in kinds if kind is not nn.Flatten), None) in (nn.Linear, nn.Conv2d)
+        and next((kind for kind in reversed(kinds) if kind is not nn.Flatten), None) is nn.Linear
+        and all(kind in _IMAGES for kind in kinds[:flat])
+        and all(kind in _FEATURES for kind in kinds[flat:])
     )
+
+
+def stackable(model: LayeredModel) -> bool:
+    """Whether devices can share each product: linear layers can, a convolution has one set of filters."""
+    return is_chain(model) and not _takes_images(_modules(model))
+
+
+def _modules(model: LayeredModel) -> list[nn.Module]:
+    everything = (module for _, module in model.modules_of(0, len(model.structure.layers)))
+    return [module for module in everything if type(module) is not nn.Identity]
+
+
+def _takes_images(modules: Sequence[nn.Module]) -> bool:
+    return bool(modules) and type(modules[0]) is nn.Conv2d
+
+
+def _fits(model: LayeredModel, inputs: Tensor) -> bool:
+    """Whether inputs have the shape that a chain reads: a linear layer also takes sequences, which are not for here."""
+    modules = _modules(model)
+    if _takes_images(modules):
+        return inputs.ndim == 4
+    return inputs.ndim == 2 or type(modules[0]) is nn.Flatten
 
 
 def _known(module: nn.Module) -> bool:
@@ -251,167 +99,173 @@ def _known(module: nn.Module) -> bool:
         return not module.return_indices
     if type(module) is nn.Flatten:
         return (module.start_dim, module.end_dim) == (1, -1)
-    return type(module) in (nn.Linear, nn.ReLU, nn.Identity)
+    return type(module) in (nn.Linear, nn.ReLU)
 
 
-def operations(
-    model: LayeredModel, first: int, last: int, tensors: Tensors, settings: LocalSettings
-) -> list[Operation]:
-    """The layers `first` to `last - 1` as operations on these tensors, which they will change."""
-    chain: list[Operation] = []
-    for path, module in model.modules_of(first, last):
-        weights = {name: Weight(tensors[f"{path}.{name}"], settings) for name, _ in module.named_parameters()}
-        match module:
-            case nn.Linear():
-                chain.append(Linear(weights["weight"], weights.get("bias")))
-            case nn.Conv2d():
-                chain.append(Convolution(module, weights["weight"], weights.get("bias")))
-            case nn.MaxPool2d():
-                chain.append(Pool(module))
-            case nn.ReLU():
-                chain.append(Relu())
-            case nn.Flatten():
-                chain.append(Flatten())
-    return chain
+class Chain:
+    """The layers `first` to `last - 1` as operations, on copies of the tensors of one device or of several alike."""
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        first: int,
+        last: int,
+        devices: Sequence[Tensors],
+        settings: LocalSettings = _UNTRAINED,
+    ) -> None:
+        self._operations: list[Operation] = []
+        self._paths: dict[str, Operation] = {}
+        for path, module in model.modules_of(first, last):
+            names = [name for name, _ in module.named_parameters()]
+            own = [{name: tensors[f"{path}.{name}"] for name in names} for tensors in devices]
+            match module:
+                case nn.Linear():
+                    self._operations.append(Linear(own, settings))
+                case nn.Conv2d():
+                    trained = settings is not _UNTRAINED
+                    self._operations.append(convolution(module, own[0], settings, trained=trained))
+                case nn.MaxPool2d():
+                    self._operations.append(Pool(module))
+                case nn.ReLU():
+                    self._rectify()
+                # Behind a linear layer there are only rows, and nothing to flatten.
+                case nn.Flatten() if not self._paths or not isinstance(self._operations[-1], Linear):
+                    self._operations.append(Flatten())
+            if names:
+                self._paths[path] = self._operations[-1]
+        weighted = [place for place, one in enumerate(self._operations) if one.weighted]
+        self._lowest = weighted[0] if weighted else 0
+
+    def _rectify(self) -> None:
+        last = self._operations[-1] if self._operations else None
+        if isinstance(last, Linear):
+            last.rectified = True
+        else:
+            self._operations.append(Relu())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What comes out; the next call may write over it."""
+        for operation in self._operations:
+            inputs = operation.forward(inputs)
+        return inputs
+
+    def backward(self, error: Tensor) -> None:
+        """Take the step that the error at the output asks for."""
+        for place in range(len(self._operations) - 1, self._lowest - 1, -1):
+            # No error signal into the first trained layer's input.
+            error = self._operations[place].backward(error, wanted=place > self._lowest)
+
+    def tensors(self, place: int) -> dict[str, Tensor]:
+        """The tensors of one device."""
+        return {
+            f"{path}.{name}": tensor
+            for path, operation in self._paths.items()
+            for name, tensor in operation.tensors(place).items()
+        }
 
 
 def fused_forward(model: LayeredModel, tensors: Tensors, inputs: Tensor) -> Tensor | None:
     """The outputs of a chain known here, for evaluation; None where the model is not one."""
-    if not is_chain(model):
+    if not is_chain(model) or not _fits(model, inputs):
         return None
-    local = {name: channels_last(tensor) for name, tensor in tensors.items()}
-    settings = LocalSettings(epochs=0, batch=0, learning_rate=0.0)
-    chain = operations(model, 0, len(model.structure.layers), local, settings)
-    return _run(chain, channels_last(inputs))
+    chain = Chain(model, 0, len(model.structure.layers), [tensors])
+    return chain.forward(_prepared(model, [inputs]))[0, :, :-1]
 
 
 @torch.no_grad()
 def fused_train(
-    site: Site, task: Task, part: Part, data: Examples, rng: Rng, *, device: int, round_index: int
-) -> Reply:
-    """The local loop of `local.train` for work that is `fusible`."""
-    model, settings = site.models[part.model], site.settings
-    received = local_tensors(task, part, model.structure)
-    local = {
-        name: _own(tensor) if name in part.trained else channels_last(tensor)
-        for name, tensor in received.items()
-    }
-    frozen, layers = frozen_prefix(model.structure, part), len(model.structure.layers)
-    prefix = operations(model, 0, frozen, local, settings)
-    suffix = operations(model, frozen, layers, local, settings)
-    inputs = channels_last(data.inputs)
-    if frozen and settings.prefix == "cache":
-        # Copied, since the operations write every batch to the same place.
-        inputs = torch.cat([_run(prefix, batch).clone() for batch in torch.split(inputs, PREFIX_BATCH)])
-        prefix = []
-    classes = local[model.structure.layers[-1].parameters[0]].shape[0]
-    wanted = functional.one_hot(data.targets, classes).to(inputs.dtype)
-
-    order = rng("order")
-    steps, limit = 0, task.steps
-    total = inputs.new_zeros(())
-    for _ in range(settings.epochs):
-        positions = torch.from_numpy(order.permutation(len(data))).to(inputs.device)
-        shuffled, labels = gather(inputs, positions), gather(wanted, positions)
-        for batch, label in zip(
-            torch.split(shuffled, settings.batch), torch.split(labels, settings.batch), strict=True
-        ):
-            if steps == limit:
-                break
-            logits = _run(suffix, _run(prefix, batch) if prefix else batch)
-            log_shares = torch.log_softmax(logits, dim=1)
-            total -= (log_shares * label).sum() / len(batch)
-            # ∂ℓ/∂z = (softmax(z) - y) / n
-            error = log_shares.exp_().sub_(label).div_(len(batch))
-            _back(suffix, error)
-            steps += 1
-    trained = {name: local[name].contiguous() for name in part.trained}
-    metrics = {"train_loss": float(total) / max(1, steps)}
-    return Reply(device, round_index, part, len(data), {MODEL: trained}, metrics=metrics)
-
-
-def _run(chain: Sequence[Operation], inputs: Tensor) -> Tensor:
-    for operation in chain:
-        inputs = operation.forward(inputs)
-    return inputs
-
-
-def _back(chain: Sequence[Operation], error: Tensor) -> None:
-    weighted = [
-        position
-        for position, operation in enumerate(chain)
-        if isinstance(operation, Linear | StackedLinear | Convolution)
-    ]
-    for position in range(len(chain) - 1, weighted[0] - 1, -1):
-        # No error signal into the first trained layer's input.
-        error = chain[position].backward(error, wanted=position > weighted[0])
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """A copy that may be changed."""
-    return tensor.clone(memory_format=torch.channels_last if tensor.ndim == 4 else torch.contiguous_format)
-
-
-def stackable(model: LayeredModel) -> bool:
-    """Whether devices can share each product: linear layers can, a convolution has one set of filters."""
-    modules = [module for _, module in model.modules_of(0, len(model.structure.layers))]
-    return is_chain(model) and all(isinstance(module, nn.Linear | nn.ReLU | nn.Flatten) for module in modules)
-
-
-@torch.no_grad()
-def stacked_train(
     site: Site, tasks: Sequence[Task], parts: Sequence[Part], data: Sequence[Examples], rngs: Sequence[Rng]
-) -> list[tuple[dict[str, Tensor], float]]:
-    """`fused_train` for several devices at once, alike in everything but their numbers.
-
-    Gives each device's trained tensors and mean training loss.
-    """
+) -> list[Outcome]:
+    """The local loop of `local.train` for `fusible` work: of one device, or of several alike on a `stackable` model."""
     part, settings = parts[0], site.settings
     model = site.models[part.model]
     received = [local_tensors(task, own, model.structure) for task, own in zip(tasks, parts, strict=True)]
-    local = {name: torch.stack([tensors[name] for tensors in received]) for name in received[0]}
     frozen, layers = frozen_prefix(model.structure, part), len(model.structure.layers)
-    prefix, suffix = (_stack(model, *span, local, settings) for span in ((0, frozen), (frozen, layers)))
-    inputs = torch.stack([examples.inputs.flatten(1) for examples in data])
-    if prefix and settings.prefix == "cache":
-        inputs = torch.cat([_run(prefix, batch) for batch in torch.split(inputs, PREFIX_BATCH, dim=1)], dim=1)
-        prefix = []
-    classes = local[model.structure.layers[-1].parameters[0]].shape[1]
+    prefix = Chain(model, 0, frozen, received)
+    suffix = Chain(model, frozen, layers, received, settings)
+    inputs = _prepared(model, [examples.inputs for examples in data])
+    cached = frozen > 0 and settings.prefix == "cache"
+    if cached:
+        # Copied, since the operations write every batch to the same place.
+        outputs = [prefix.forward(batch).clone() for batch in _split(inputs, PREFIX_BATCH)]
+        inputs = torch.cat(outputs, dim=_samples_axis(outputs[0]))
+    classes = received[0][model.structure.layers[-1].parameters[0]].shape[0]
     wanted = torch.stack([functional.one_hot(one.targets, classes) for one in data]).to(inputs.dtype)
 
     orders = [rng("order") for rng in rngs]
-    count, steps, limit = inputs.shape[1], 0, tasks[0].steps
+    count, steps, limit = wanted.shape[1], 0, tasks[0].steps
     total = inputs.new_zeros(len(data))
+    log_shares = torch.empty_like(wanted)
+    errors = {size: wanted.new_empty(len(data), size, classes) for size in _sizes(count, settings.batch)}
     for _ in range(settings.epochs):
-        rows = [torch.from_numpy(order.permutation(count)).to(inputs.device) for order in orders]
-        shuffled = torch.stack([one.index_select(0, row) for one, row in zip(inputs, rows, strict=True)])
-        labels = torch.stack([one.index_select(0, row) for one, row in zip(wanted, rows, strict=True)])
-        batches = (torch.split(tensor, settings.batch, dim=1) for tensor in (shuffled, labels))
-        for batch, label in zip(*batches, strict=True):
+        order = [torch.from_numpy(order.permutation(count)).to(inputs.device) for order in orders]
+        labels = torch.stack([one.index_select(0, rows) for one, rows in zip(wanted, order, strict=True)])
+        before = steps
+        for batch, label, log_share in zip(
+            _split(_shuffled(inputs, order), settings.batch),
+            _split(labels, settings.batch),
+            _split(log_shares, settings.batch),
+            strict=True,
+        ):
             if steps == limit:
                 break
-            logits = _run(suffix, _run(prefix, batch) if prefix else batch)
-            log_shares = torch.log_softmax(logits, dim=2)
-            total -= (log_shares * label).sum(dim=(1, 2)) / batch.shape[1]
-            _back(suffix, log_shares.exp_().sub_(label).div_(batch.shape[1]))
+            logits = suffix.forward(batch if cached else prefix.forward(batch))[..., :-1]
+            torch.log_softmax(logits, dim=2, out=log_share)
+            # ∂ℓ/∂z = (softmax(z) - y) / n
+            error = torch.exp(log_share, out=errors[label.shape[1]]).sub_(label).div_(label.shape[1])
+            suffix.backward(error)
             steps += 1
+        seen = min(count, (steps - before) * settings.batch)
+        total += _mean_losses(log_shares[:, :seen], labels[:, :seen], settings.batch)
     losses = (total / max(1, steps)).tolist()
     return [
-        ({name: local[name][place] for name in part.trained}, losses[place]) for place in range(len(data))
+        Outcome({MODEL: _trained(own, suffix.tensors(place))}, metrics={"train_loss": losses[place]})
+        for place, own in enumerate(parts)
     ]
 
 
-def _stack(
-    model: LayeredModel, first: int, last: int, tensors: Tensors, settings: LocalSettings
-) -> list[Operation]:
-    """Linear layers and ReLUs on stacked tensors; their flatten was done when the inputs were stacked."""
-    chain: list[Operation] = []
-    for path, module in model.modules_of(first, last):
-        if isinstance(module, nn.Linear):
-            weight = Weight(tensors[f"{path}.weight"], settings)
-            # One row per device: added to each sample's row.
-            bias = Weight(tensors[f"{path}.bias"].unsqueeze(1), settings) if module.bias is not None else None
-            chain.append(StackedLinear(weight, bias))
-        elif isinstance(module, nn.ReLU):
-            chain.append(Relu())
-    return chain
+def _trained(part: Part, tensors: Tensors) -> dict[str, Tensor]:
+    return {name: tensors[name] for name in part.trained}
+
+
+def _prepared(model: LayeredModel, inputs: Sequence[Tensor]) -> Tensor:
+    """Images channels-last, or the stacked rows of all devices, each ending with a one."""
+    if _takes_images(_modules(model)):
+        return channels_last(inputs[0])
+    features = [one.flatten(1) for one in inputs]
+    rows = rows_with_one(len(features), *features[0].shape, like=features[0])
+    for own, one in zip(rows, features, strict=True):
+        own[:, :-1] = one
+    return rows
+
+
+def _samples_axis(tensor: Tensor) -> int:
+    """Stacked rows have their devices first."""
+    return 1 if tensor.ndim == 3 else 0
+
+
+def _split(tensor: Tensor, size: int) -> tuple[Tensor, ...]:
+    return torch.split(tensor, size, dim=_samples_axis(tensor))
+
+
+def _shuffled(inputs: Tensor, order: Sequence[Tensor]) -> Tensor:
+    if inputs.ndim != 3:
+        return gather(inputs, order[0])
+    devices, count, columns = inputs.shape
+    rows = rows_with_one(devices, count, columns - 1, like=inputs)
+    for own, one, positions in zip(rows, inputs, order, strict=True):
+        torch.index_select(one, 0, positions, out=own)
+    return rows
+
+
+def _sizes(count: int, batch: int) -> set[int]:
+    """The sizes of the batches that so many samples make."""
+    return {min(count, batch), count % batch or min(count, batch)}
+
+
+def _mean_losses(log_shares: Tensor, labels: Tensor, batch: int) -> Tensor:
+    """The sum over batches of each device's mean loss."""
+    each = -(log_shares * labels).sum(dim=2)
+    whole = each.shape[1] // batch * batch
+    total = each[:, :whole].sum(dim=1) / batch
+    return total if whole == each.shape[1] else total + each[:, whole:].mean(dim=1)
