@@ -270,6 +270,13 @@ def run_in(
     return read_run(folder)
 
 
+def restamp(run: RunRecord, settings: Settings) -> RunRecord | None:
+    """A finished run of a paper task under another clock; None where it would have to be trained again."""
+    from fedpmt.simulation.restamp import restamped
+
+    return restamped(run, settings, _unfilled_problem(settings), method_of(settings))
+
+
 def predict(settings: Settings) -> dict[str, Any]:
     """What a run of a paper task will cost, without training."""
     from fedpmt.simulation.predict import predict as predicted

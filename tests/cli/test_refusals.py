@@ -80,7 +80,7 @@ SETTINGS = {
     "levels-drawn": ("--levels gauss:1", "levels = 'gauss:1'", "lognormal:SIGMA"),
     "levels-apart": ("--levels lognormal:1000", "levels = 'lognormal:1000'", "too far apart"),
     "option": ("--method feddrop --set scop=all", "scop", "did you mean 'scope'"),
-    "option-of-run": ("--set splitting=device", "splitting", "allowed: weight"),
+    "option-of-run": ("--set splitting=device", "splitting", "weight"),
     "option-method": ("--set feddrop.scope=all", "feddrop", "allowed: fedpmt"),
     "option-no-method": ("--set feddrp.scope=all", "feddrp", "did you mean 'feddrop'"),
     "option-form": ("--set scope", "set = 'scope'", "METHOD.KEY=VALUE"),

@@ -1,4 +1,4 @@
-"""The keep rate at which FedDrop costs as much as a budget allows. Loads no torch."""
+"""The share of a model's channels that a budget allows. Loads no torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from bisect import bisect_right
 from functools import cache
 from typing import TYPE_CHECKING
 
+from fedpmt.complexity.budget import largest
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from fedpmt.complexity.budget import Budget
+    from fedpmt.complexity.cost import Cost
 
 STEPS = 100  # the paper's rates have two decimals
 FLOOR = 10  # its smallest is 0.1
@@ -33,3 +38,25 @@ def match_keep(operations_at: Callable[[float], float], budget: float) -> tuple[
     nearby = [first_above - 1, first_above] if first_above <= STEPS else [STEPS]
     best = min(nearby, key=lambda step: abs(cost(step) - budget))
     return best / STEPS, True
+
+
+def largest_rate(fits: Callable[[float], bool], floor: float = 1 / STEPS) -> float:
+    """The largest rate on the 0.01 grid that fits; where none does, the floor. What fits must shrink with the rate.
+
+    >>> largest_rate(lambda rate: rate**2 <= 0.3), largest_rate(lambda rate: False)
+    (0.54, 0.01)
+    """
+    first = max(1, round(floor * STEPS))
+    fitting = bisect_right(range(first, STEPS + 1), 0, key=lambda step: int(not fits(step / STEPS)))
+    return max(first, first + fitting - 1) / STEPS
+
+
+def rate_within(
+    budget: Budget | None, cost_at: Callable[[float], Cost], rates: Sequence[float] | None = None
+) -> float:
+    """The largest rate within a budget, on the 0.01 grid or of the given rates; where none is, the smallest."""
+    if budget is None:
+        return 1.0
+    if rates is None:
+        return largest_rate(lambda rate: budget.allows(cost_at(rate)))
+    return largest(sorted(rates), lambda rate: budget.allows(cost_at(rate)))

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
-from fedpmt.complexity.budget import largest
+from fedpmt.complexity.budget import Budget, largest
 from fedpmt.methods.averaging import Averaged, PartAveraging
-from fedpmt.submodel.depth import widths
+from fedpmt.submodel.depth import block, mask, widths
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Round
@@ -28,6 +28,9 @@ class FedPMT(PartAveraging):
 
     widths: int | None = None  # |I|; None: one per layer
     splitting: Literal["server", "device"] = "server"  # Option I or Option II
+    block: Literal["suffix", "middle", "prefix"] = (
+        "suffix"  # the paper's last layers, or others at their price
+    )
 
     def masks(self, state: Averaged) -> tuple[Part, ...]:
         """Ξ_1 to Ξ_|I|, smallest first."""
@@ -36,11 +39,27 @@ class FedPMT(PartAveraging):
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """Option I: the largest f_k within what the server knows the device can do."""
         budget = client.budget
-        return largest(self.masks(state), lambda part: budget is None or budget.allows(round.price(part)))
+        chosen = largest(self.masks(state), lambda part: budget is None or budget.allows(round.price(part)))
+        return chosen if self.block == "suffix" else self.elsewhere(state, chosen, round)
 
     def offer(self, state: Averaged, client: Client, round: Round) -> tuple[Part, ...]:
         """Option II: all masks, and the device's choice travels up with its reply."""
         return self.masks(state) if self.splitting == "device" else (self.part(state, client, round),)
 
+    def elsewhere(self, state: Averaged, chosen: Part, round: Round) -> Part:
+        """The dearest block in another place that costs no more: to compare with, not in the paper."""
+        structure, budget = state.structure, Budget(round.price(chosen).sustained)
+        layers = len(structure.layers)
+        if all(mask(structure, chosen)):
+            return chosen
+        firsts = (0,) if self.block == "prefix" else range(1, layers - 1)
+        blocks = [
+            block(structure, first, last, f"layers {first + 1}-{last}")
+            for first in firsts
+            for last in range(first + 1, layers)
+        ]
+        blocks.sort(key=lambda part: round.price(part).sustained)
+        return largest(blocks, lambda part: budget.allows(round.price(part)))
+
     def neutral(self) -> Self:
-        return replace(self, splitting="server")
+        return replace(self, splitting="server", block="suffix")

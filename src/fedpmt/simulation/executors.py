@@ -113,7 +113,7 @@ class Plain:
 
         Fixed by the units alone, never by who computes them.
         """
-        pairs = self.fast and all(stackable(model) for model in self.models.values())
+        pairs = self.fast and all(stackable(model, self.settings) for model in self.models.values())
         waiting: dict[tuple[object, ...], tuple[int, Unit]] = {}
         for place, unit in enumerate(units):
             kind = unit.kind() if pairs else (place,)

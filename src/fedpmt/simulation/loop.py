@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedpmt.records import Outcome
     from fedpmt.settings import Settings
     from fedpmt.simulation.checkpoint import DeviceStore
+    from fedpmt.simulation.clock import Verdict
     from fedpmt.simulation.executors import Executor
     from fedpmt.simulation.placement import PlacedData
     from fedpmt.simulation.problem import Problem
@@ -101,17 +102,7 @@ class Federation:
         index = progress.rounds
         seeds = Seeds(self.settings.seed, index)
         round_ = Round(index, self.planner.price, seeds)
-        asked = [self.ask(progress, device, round_) for device in self.cohort(progress.state, round_)]
-        failed = [
-            not one.able or bool(seeds("failure", one.device.id).random() < self.settings.failure)
-            for one in asked
-        ]
-        verdict = settle(
-            [one.seconds for one in asked],
-            failed,
-            self.settings.deadline,
-            min(self.settings.cohort, len(asked)),
-        )
+        asked, verdict = self.settle(progress, round_)
         arrived = [one for one, outcome in zip(asked, verdict.outcomes, strict=True) if outcome == "arrived"]
 
         losses: list[float] = []
@@ -132,6 +123,21 @@ class Federation:
         if progress.rounds % self.settings.eval_every == 0 or last:
             record = record.model_copy(update=self.evaluate(progress))
         return progress, record
+
+    def settle(self, progress: Progress, round_: Round) -> tuple[list[Asked], Verdict]:
+        """Who is asked for what, and what becomes of it on the clock: known before anybody trains."""
+        asked = [self.ask(progress, device, round_) for device in self.cohort(progress.state, round_)]
+        failed = [
+            not one.able or bool(round_.rng("failure", one.device.id).random() < self.settings.failure)
+            for one in asked
+        ]
+        verdict = settle(
+            [one.seconds for one in asked],
+            failed,
+            self.settings.deadline,
+            min(self.settings.cohort, len(asked)),
+        )
+        return asked, verdict
 
     def out_of_time(self, progress: Progress) -> bool:
         """Whether the virtual clock has passed the user's budget."""

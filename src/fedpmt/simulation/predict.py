@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from fedpmt.methods.base import Round
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import assembled
-from fedpmt.simulation.clock import settle
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
@@ -25,15 +24,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any]) -> d
     ):
         progress = federation.start()
         round_ = Round(0, federation.planner.price, Seeds(settings.seed, 0))
-        asked = [
-            federation.ask(progress, device, round_) for device in federation.cohort(progress.state, round_)
-        ]
-        verdict = settle(
-            [one.seconds for one in asked],
-            [not one.able for one in asked],
-            settings.deadline,
-            min(settings.cohort, len(asked)),
-        )
+        asked, verdict = federation.settle(progress, round_)
         record = federation.record(progress, asked, verdict.outcomes, verdict.round_seconds)
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     for one, shown in sorted(

@@ -21,7 +21,13 @@ def full(structure: Structure, model: str = GLOBAL) -> Part:
 
 def suffix(structure: Structure, frozen: int, label: str) -> Part:
     """The whole model is sent; all but the first `frozen` layers are trained: f_k = [0, .., 0, 1, .., 1]."""
-    trained = dict.fromkeys((name for layer in structure.layers[frozen:] for name in layer.tensors), WHOLE)
+    return block(structure, frozen, len(structure.layers), label)
+
+
+def block(structure: Structure, first: int, last: int, label: str) -> Part:
+    """The whole model is sent; the layers `first` to `last - 1` are trained."""
+    layers = structure.layers[first:last]
+    trained = dict.fromkeys((name for layer in layers for name in layer.tensors), WHOLE)
     return Part(GLOBAL, dict.fromkeys(structure.tensors, WHOLE), trained, label, LEVEL_ID_BYTES)
 
 

@@ -1,13 +1,15 @@
-"""The fast path: SGD on a chain of common layers whose backward pass is written out in `operations`.
+"""The fast path: SGD on a chain of common layers whose backward pass is written out.
 
 `local.train` is the oracle; this does the same steps on the same batches, within rounding. It is chosen by what the
-model and the method's local work are. Devices that are alike in everything but their numbers may train together.
+model and the method's local work are. Where compiled code can be had, that is used (`native`); else torch operations
+(`operations`), and devices that are alike in everything but their numbers may train together.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,6 +19,7 @@ from fedpmt.submodel.depth import frozen_prefix, mask
 from fedpmt.submodel.part import Mask
 from fedpmt.training.batches import channels_last, gather
 from fedpmt.training.local import LocalSettings, LocalWork, Outcome, local_tensors
+from fedpmt.training.native import library, native_forward, native_train, shapes_of
 from fedpmt.training.operations import Flatten, Linear, Operation, Pool, Relu, convolution, rows_with_one
 from fedpmt.types import MODEL
 
@@ -68,9 +71,10 @@ def is_chain(model: LayeredModel) -> bool:
     )
 
 
-def stackable(model: LayeredModel) -> bool:
-    """Whether devices can share each product: linear layers can, a convolution has one set of filters."""
-    return is_chain(model) and not _takes_images(_modules(model))
+def stackable(model: LayeredModel, settings: LocalSettings) -> bool:
+    """Whether devices should share each product: linear layers can, and compiled code gains nothing by it."""
+    compiled = library() is not None and not settings.momentum
+    return not compiled and is_chain(model) and not _takes_images(_modules(model))
 
 
 def _modules(model: LayeredModel) -> list[nn.Module]:
@@ -168,6 +172,8 @@ def fused_forward(model: LayeredModel, tensors: Tensors, inputs: Tensor) -> Tens
     """The outputs of a chain known here, for evaluation; None where the model is not one."""
     if not is_chain(model) or not _fits(model, inputs):
         return None
+    if _takes_images(_modules(model)) and (shapes := shapes_of(model, tensors, inputs)) is not None:
+        return native_forward(shapes, tensors, inputs)
     chain = Chain(model, 0, len(model.structure.layers), [tensors])
     return chain.forward(_prepared(model, [inputs]))[0, :, :-1]
 
@@ -177,6 +183,10 @@ def fused_train(
     site: Site, tasks: Sequence[Task], parts: Sequence[Part], data: Sequence[Examples], rngs: Sequence[Rng]
 ) -> list[Outcome]:
     """The local loop of `local.train` for `fusible` work: of one device, or of several alike on a `stackable` model."""
+    if len(tasks) == 1:
+        outcome = _compiled(site, tasks[0], parts[0], data[0], rngs[0])
+        if outcome is not None:
+            return [outcome]
     part, settings = parts[0], site.settings
     model = site.models[part.model]
     received = [local_tensors(task, own, model.structure) for task, own in zip(tasks, parts, strict=True)]
@@ -222,6 +232,26 @@ def fused_train(
         Outcome({MODEL: _trained(own, suffix.tensors(place))}, metrics={"train_loss": losses[place]})
         for place, own in enumerate(parts)
     ]
+
+
+def _compiled(site: Site, task: Task, part: Part, data: Examples, rng: Rng) -> Outcome | None:
+    """One device's plain SGD by compiled code; None where there is none for its model."""
+    model, settings = site.models[part.model], site.settings
+    if settings.momentum:
+        return None
+    received = local_tensors(task, part, model.structure)
+    shapes = shapes_of(model, received, data.inputs)
+    if shapes is None:
+        return None
+    order = rng("order")
+    orders = np.stack([order.permutation(len(data)) for _ in range(settings.epochs)])
+    before = model.modules_of(0, frozen_prefix(model.structure, part))
+    frozen = sum(isinstance(module, nn.Linear | nn.Conv2d) for _, module in before)
+    tensors, loss = native_train(
+        shapes, received, data.inputs, data.targets, orders, settings, frozen, task.steps
+    )
+    trained = {name: tensors[name] for name in part.trained}
+    return Outcome({MODEL: trained}, metrics={"train_loss": loss})
 
 
 def _trained(part: Part, tensors: Tensors) -> dict[str, Tensor]:

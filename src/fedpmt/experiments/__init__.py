@@ -1,0 +1,1 @@
+"""The paper's tables and figures, one file each, with its own values beside ours."""

@@ -1,0 +1,87 @@
+"""The paper's experiments as settings (section IV-B), and the small version of them on embedded data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedpmt.models.nets import net
+from fedpmt.settings import Settings, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from fedpmt.experiments.artefact import Artefact
+    from fedpmt.experiments.library import Library
+
+IID, TWO_CLASSES = "iid", "classes:2"
+PARTITIONS = {IID: "i.i.d.", TWO_CLASSES: "2 classes per device"}
+DATA = {"fcnn-mnist": "mnist", "cnn-mnist": "mnist", "cnn-cifar10": "cifar10"}
+TITLES = {"fcnn-mnist": "FCNN-MNIST", "cnn-mnist": "CNN-MNIST", "cnn-cifar10": "CNN-CIFAR10"}
+LEVELS = {5: "1/5,1/4,1/3,1/2,1", 4: "1/4,1/3,1/2,1", 2: "1/2,1"}
+"""Speeds for |I| widths. The paper gives the first; the others are ours, after the same pattern."""
+
+QUICK_ROUNDS = 30
+EVALUATED_EVERY = {"mnist": 5, "cifar10": 2, "embedded": 5}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """How much is done."""
+
+    seeds: Sequence[int]
+    quick: bool = False
+    data_dir: Path | None = None
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The nets: without CIFAR-10 those of the embedded images."""
+        return ("fcnn-mnist", "cnn-mnist") if self.quick else ("fcnn-mnist", "cnn-mnist", "cnn-cifar10")
+
+    @property
+    def suffix(self) -> str:
+        """What is added to a command."""
+        return " --quick" if self.quick else ""
+
+    def settings(
+        self, method: str, task: str, partition: str, seed: int, widths: int | None = None, **more: Any
+    ) -> Settings:
+        """One run of the paper's; `widths` is |I|, and says how many levels of speed there are."""
+        count = widths or net(task).widths[0]
+        data = "embedded" if self.quick else DATA[task]
+        given = {
+            "method": method,
+            "task": task,
+            "data": data,
+            "data_dir": self.data_dir,
+            "partition": partition,
+            "seed": seed,
+            "widths": count,
+            "levels": LEVELS[count],
+            "assign": "level",
+            "mode": "paper",
+            "eval_every": EVALUATED_EVERY[data],
+            **({"rounds": QUICK_ROUNDS} if self.quick else {}),
+            **more,
+        }
+        return resolve(given)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One artefact of the paper: the runs it needs, and what is made of them."""
+
+    name: str
+    about: str
+    runs: Callable[[Scope], list[Settings]]
+    make: Callable[[Library, Scope], Artefact]
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """The number of seeds, in words.
+
+    >>> seeds_text([0]), seeds_text([0, 1, 2])
+    ('1 seed', '3 seeds')
+    """
+    return "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"

@@ -1,0 +1,316 @@
+"""The fast path in compiled code: `native.c`, built on first use where there is a C compiler, else left alone.
+
+One call trains a device for a whole local round, without the interpreter's lock: threads scale with cores. It knows
+plain SGD on convolutions (stride 1, no padding, with or without a 2 x 2 max-pool) and linear layers in single precision
+on the CPU. Everything else, and every machine without a compiler, takes the torch operations of `fused`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from platformdirs import user_cache_dir
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedpmt.models.layered import LayeredModel
+    from fedpmt.training.local import LocalSettings
+    from fedpmt.types import Tensors
+
+LANES = 8  # as in native.c
+BLOCK = 60
+"""Samples at a time in a forward pass: a multiple of the blocks that products are made of."""
+
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-funroll-loops",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fPIC",
+    "-shared",
+)
+SWITCH = "FEDPMT_NATIVE"
+"""Set to 0 to do without."""
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int32)
+        for name in (
+            "convolution", "inputs", "outputs",
+            "height", "width", "kernel_height", "kernel_width",
+            "pooled", "rectified", "biased",
+        )
+    ]  # fmt: skip
+
+
+class _Plan(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("layers", "frozen", "cached", "classes")),
+        *((name, ctypes.c_int64) for name in ("samples", "epochs", "batch", "limit")),
+        *((name, ctypes.c_float) for name in ("rate", "kept")),
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled code; None where it is switched off or cannot be built."""
+    compiler = next(
+        (
+            found
+            for name in (os.environ.get("CC", ""), "cc", "gcc", "clang")
+            if name and (found := shutil.which(name))
+        ),
+        None,
+    )
+    if os.environ.get(SWITCH) == "0" or os.name != "posix" or compiler is None:
+        return None
+    source = resources.files("fedpmt.training").joinpath("native.c").read_bytes()
+    identity = (source, compiler.encode(), " ".join(FLAGS).encode(), _processor())
+    name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:20]
+    built = Path(user_cache_dir("fedpmt")) / "native" / f"{name}.so"
+    try:
+        if not built.exists():
+            _build(compiler, source, built)
+        loaded = ctypes.CDLL(str(built))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    loaded.fedpmt_train.restype = ctypes.c_double
+    loaded.fedpmt_forward.restype = ctypes.c_int32
+    return loaded
+
+
+def _build(compiler: str, source: bytes, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        code, made = Path(folder) / "native.c", Path(folder) / "native.so"
+        code.write_bytes(source)
+        command = [compiler, *FLAGS, "-o", str(made), str(code), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        made.replace(target)
+
+
+def _processor() -> bytes:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+        flags = next(line for line in lines if line.startswith((b"flags", b"Features")))
+    except (OSError, StopIteration):
+        flags = b""
+    return flags + platform.machine().encode() + platform.processor().encode()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer as the compiled code sees it, and what its own tensors are called."""
+
+    path: str
+    convolution: bool
+    inputs: int  # padded, but for the data's own channels
+    outputs: int  # padded
+    own_inputs: int
+    own_outputs: int
+    spots: int = 1  # positions of each input channel that a linear layer behind a flatten sees
+    height: int = 0
+    width: int = 0
+    kernel: tuple[int, int] = (0, 0)
+    pooled: bool = False
+    rectified: bool = False
+    biased: bool = True
+
+    def structure(self) -> _Layer:
+        """As C reads it."""
+        channels = self.inputs, self.outputs
+        return _Layer(
+            self.convolution,
+            *channels,
+            self.height,
+            self.width,
+            *self.kernel,
+            self.pooled,
+            self.rectified,
+            self.biased,
+        )
+
+    def pack(self, tensors: Tensors) -> tuple[np.ndarray, np.ndarray]:
+        """Weight and bias in the layout of the compiled code."""
+        weight = tensors[f"{self.path}.weight"].detach().numpy()
+        bias = np.zeros(self.outputs, dtype=np.float32)
+        if f"{self.path}.bias" in tensors:
+            bias[: self.own_outputs] = tensors[f"{self.path}.bias"].detach().numpy()
+        if self.convolution:
+            packed = np.zeros((*self.kernel, self.inputs, self.outputs), dtype=np.float32)
+            packed[:, :, : self.own_inputs, : self.own_outputs] = weight.transpose(2, 3, 1, 0)
+            return packed, bias
+        packed = np.zeros((self.outputs, self.spots, self.inputs // self.spots), dtype=np.float32)
+        channels = weight.reshape(self.own_outputs, self.own_inputs, self.spots).transpose(0, 2, 1)
+        packed[: self.own_outputs, :, : self.own_inputs] = channels
+        return packed, bias
+
+    def unpack(self, packed: np.ndarray, bias: np.ndarray, names: frozenset[str]) -> dict[str, Tensor]:
+        """The tensors of the layer, as copies."""
+        if self.convolution:
+            weight = packed[:, :, : self.own_inputs, : self.own_outputs].transpose(3, 2, 0, 1)
+        else:
+            weight = packed[: self.own_outputs, :, : self.own_inputs].transpose(0, 2, 1)
+            weight = weight.reshape(self.own_outputs, self.own_inputs * self.spots)
+        own = {
+            f"{self.path}.weight": torch.from_numpy(np.array(weight, order="C")),
+            f"{self.path}.bias": torch.from_numpy(bias[: self.own_outputs].copy()),
+        }
+        return {name: tensor for name, tensor in own.items() if name in names}
+
+
+def _padded(count: int) -> int:
+    return -(-count // LANES) * LANES
+
+
+def shapes_of(model: LayeredModel, tensors: Tensors, inputs: Tensor) -> list[Shape] | None:
+    """A chain, whose modules `fused` knows, as shapes; None where the compiled code does not know it."""
+    if inputs.dtype != torch.float32 or inputs.device.type != "cpu" or library() is None:
+        return None
+    found: list[Shape] = []
+    size = (inputs.shape[2], inputs.shape[3]) if inputs.ndim == 4 else (1, 1)
+    for path, module in model.modules_of(0, len(model.structure.layers)):
+        last = found[-1] if found else None
+        match module:
+            case nn.Conv2d():
+                plain = (module.stride, module.padding, module.dilation, module.groups)
+                if plain != ((1, 1), (0, 0), (1, 1), 1):
+                    return None
+                filters, channels, tall, wide = tensors[f"{path}.weight"].shape
+                stored = last.outputs if last else channels
+                high, broad = size
+                found.append(
+                    Shape(
+                        path, True, stored, _padded(filters), channels, filters, 1, high, broad, (tall, wide)
+                    )
+                )
+                size = high - tall + 1, broad - wide + 1
+            case nn.MaxPool2d():
+                pairs = (module.kernel_size, module.stride, module.padding, module.dilation)
+                if last is None or last.pooled or module.ceil_mode or [_pair(one) for one in pairs] != [
+                    (2, 2), (2, 2), (0, 0), (1, 1),
+                ]:  # fmt: skip
+                    return None
+                found[-1] = _with(last, pooled=True)
+                size = size[0] // 2, size[1] // 2
+            case nn.ReLU() if last is not None:
+                found[-1] = _with(last, rectified=True)
+            case nn.Linear():
+                outputs, features = tensors[f"{path}.weight"].shape
+                behind = last is not None and last.convolution
+                spots = size[0] * size[1] if behind else 1
+                stored = last.outputs * spots if last else _padded(features)
+                found.append(Shape(path, False, stored, _padded(outputs), features // spots, outputs, spots))
+            case nn.Flatten() | nn.Identity():
+                pass
+            case _:
+                return None
+    return (
+        [_with(one, biased=f"{one.path}.bias" in tensors) for one in found]
+        if found and min(size) > 0
+        else None
+    )
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def _with(shape: Shape, **changes: bool) -> Shape:
+    return Shape(**{**shape.__dict__, **changes})
+
+
+def _rows(inputs: Tensor, first: Shape) -> np.ndarray:
+    """Samples as the first layer reads them: channels-last, or rows of padded features."""
+    if first.convolution:
+        return np.ascontiguousarray(inputs.permute(0, 2, 3, 1).numpy())
+    rows = inputs.flatten(1).numpy()
+    return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, first.inputs - rows.shape[1]))))
+
+
+def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+
+
+def native_train(
+    shapes: Sequence[Shape],
+    tensors: Tensors,
+    inputs: Tensor,
+    labels: Tensor,
+    order: np.ndarray,
+    settings: LocalSettings,
+    frozen: int,
+    limit: int | None,
+) -> tuple[dict[str, Tensor], float]:
+    """One device's local round: its tensors from layer `frozen` on, and the mean loss. `order` is [epoch, sample]."""
+    compiled = library()
+    if compiled is None:
+        raise RuntimeError("there is no compiled code here")
+    packed = [shape.pack(tensors) for shape in shapes]
+    rows, targets = _rows(inputs, shapes[0]), np.ascontiguousarray(labels.numpy())
+    positions = np.ascontiguousarray(order, dtype=np.int64)
+    plan = _Plan(
+        len(shapes),
+        frozen,
+        settings.prefix == "cache" and frozen > 0,
+        shapes[-1].own_outputs,
+        len(rows),
+        settings.epochs,
+        settings.batch,
+        -1 if limit is None else limit,
+        settings.learning_rate,
+        1 - settings.learning_rate * settings.weight_decay,
+    )
+    loss = compiled.fedpmt_train(
+        ctypes.byref(plan),
+        (_Layer * len(shapes))(*(shape.structure() for shape in shapes)),
+        _pointers([weight for weight, _ in packed]),
+        _pointers([bias for _, bias in packed]),
+        ctypes.c_void_p(rows.ctypes.data),
+        ctypes.c_void_p(targets.ctypes.data),
+        ctypes.c_void_p(positions.ctypes.data),
+    )
+    trained: dict[str, Tensor] = {}
+    names = frozenset(tensors)
+    for shape, (weight, bias) in list(zip(shapes, packed, strict=True))[frozen:]:
+        trained |= shape.unpack(weight, bias, names)
+    return trained, float(loss)
+
+
+def native_forward(shapes: Sequence[Shape], tensors: Tensors, inputs: Tensor) -> Tensor:
+    """The outputs of the chain."""
+    compiled = library()
+    packed = [shape.pack(tensors) for shape in shapes]
+    rows = _rows(inputs, shapes[0])
+    outputs = np.empty((len(rows), shapes[-1].outputs), dtype=np.float32)
+    done = compiled is not None and compiled.fedpmt_forward(
+        (_Layer * len(shapes))(*(shape.structure() for shape in shapes)),
+        ctypes.c_int32(len(shapes)),
+        _pointers([weight for weight, _ in packed]),
+        _pointers([bias for _, bias in packed]),
+        ctypes.c_void_p(rows.ctypes.data),
+        ctypes.c_int64(len(rows)),
+        ctypes.c_int64(BLOCK),
+        ctypes.c_void_p(outputs.ctypes.data),
+    )
+    if not done:
+        raise MemoryError("no memory for a forward pass")
+    return torch.from_numpy(outputs)[:, : shapes[-1].own_outputs]

@@ -1,0 +1,188 @@
+"""The compiled fast path does what the torch one does; without a compiler nothing is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from fedpmt.models.build import build
+from fedpmt.models.layered import LayeredModel, layered
+from fedpmt.models.nets import NETS
+from fedpmt.seeds import Seeds, generator
+from fedpmt.submodel.depth import full, suffix, widths
+from fedpmt.submodel.part import GLOBAL, Part, take
+from fedpmt.submodel.width import random_channels, thinned
+from fedpmt.training import fused, native
+from fedpmt.training.local import LocalSettings, Site
+from fedpmt.training.messages import Task
+from fedpmt.training.objective import CLASSIFICATION
+from fedpmt.types import MODEL, Examples
+from support import samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+needs_compiler = pytest.mark.skipif(native.library() is None, reason="there is no C compiler here")
+
+
+def both(
+    monkeypatch: pytest.MonkeyPatch, model: LayeredModel, part: Part, data: Examples, **settings: Any
+) -> tuple[Any, Any]:
+    """The same unit by compiled code and by torch operations."""
+    task = Task(
+        (part,),
+        {MODEL: {name: take(tensor, part.sent[name]) for name, tensor in model.initial().items()}},
+        steps=settings.pop("steps", None),
+    )
+    chosen = LocalSettings(**{"epochs": 1, "batch": 7, "learning_rate": 0.1, **settings})
+    site = Site({GLOBAL: model}, CLASSIFICATION, chosen)
+    used: list[int] = []
+    train = native.native_train
+    monkeypatch.setattr(fused, "native_train", lambda *given: used.append(1) or train(*given))  # type: ignore[func-returns-value]
+    compiled = fused.fused_train(site, [task], [part], [data], [Seeds(0, 0)])[0]
+    assert used == [1]
+    monkeypatch.setattr(fused, "shapes_of", lambda *_: None)
+    by_torch = fused.fused_train(site, [task], [part], [data], [Seeds(0, 0)])[0]
+    assert used == [1]
+    monkeypatch.undo()
+    return compiled, by_torch
+
+
+def assert_alike(compiled: Any, by_torch: Any, part: Part, tolerance: float = 2e-5) -> None:
+    assert set(compiled.tensors[MODEL]) == set(part.trained)
+    for name, tensor in by_torch.tensors[MODEL].items():
+        own = compiled.tensors[MODEL][name]
+        assert own.shape == tensor.shape
+        assert own.is_contiguous()
+        assert (own - tensor).norm() <= tolerance * tensor.norm() + 1e-7, name
+    assert compiled.metrics["train_loss"] == pytest.approx(by_torch.metrics["train_loss"], rel=1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "settings", [{}, {"weight_decay": 0.1, "epochs": 2}, {"prefix": "recompute"}, {"steps": 3, "epochs": 2}]
+)
+@pytest.mark.parametrize("name", NETS)
+def test_the_papers_nets(name: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All widths; the last batch is short. Few samples, so that rounding has no time to flip a max-pool."""
+    net = NETS[name]
+    model = build(net, generator(1, "init"))
+    for part in widths(model.structure, net.widths[0]):
+        data = samples(17, net.input_shape, 10)
+        assert_alike(*both(monkeypatch, model, part, data, **settings), part)
+
+
+CHAINS = {
+    "odd sizes": (nn.Sequential(nn.Linear(13, 11), nn.ReLU(), nn.Linear(11, 3)), (13,)),
+    "no bias": (
+        nn.Sequential(nn.Linear(9, 17, bias=False), nn.ReLU(), nn.Linear(17, 5, bias=False)),
+        (9,),
+    ),
+    "no ReLU": (nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.Linear(7, 3)), (3, 2, 2)),
+    "ReLU before the pool": (
+        nn.Sequential(nn.Conv2d(2, 5, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(20, 3)),
+        (2, 6, 7),
+    ),
+    "no pool": (
+        nn.Sequential(nn.Conv2d(3, 9, (2, 3)), nn.ReLU(), nn.Conv2d(9, 4, 1), nn.Flatten(), nn.Linear(80, 3)),
+        (3, 6, 6),
+    ),
+    "pool without ReLU, odd leftovers": (
+        nn.Sequential(
+            nn.Conv2d(1, 3, 2), nn.MaxPool2d(2), nn.Conv2d(3, 17, 2), nn.Flatten(), nn.Linear(68, 4)
+        ),
+        (1, 8, 8),
+    ),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CHAINS)
+def test_other_chains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, shape = CHAINS[name]
+    model = layered(module)
+    data = samples(23, shape, 3)
+    for frozen in range(len(model.structure.layers)):
+        part = suffix(model.structure, frozen, "some")
+        assert_alike(*both(monkeypatch, model, part, data), part)
+
+
+@needs_compiler
+def test_narrow_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(NETS["cnn-mnist"], generator(0, "init"))
+    rng, axes = generator(0, "channels"), model.structure.require_axes("this test")
+    part = thinned(
+        model.structure, axes, 0.4, ("linear", "conv"), lambda size, count: random_channels(size, count, rng)
+    )
+    assert_alike(*both(monkeypatch, model, part, samples(12, (1, 28, 28), 10)), part)
+
+
+@needs_compiler
+def test_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cnn-mnist", "cnn-cifar10"):
+        model = build(NETS[name], generator(0, "init"))
+        inputs = samples(131, NETS[name].input_shape, 10).inputs
+        compiled = fused.fused_forward(model, model.initial(), inputs)
+        monkeypatch.setattr(fused, "shapes_of", lambda *_: None)
+        by_torch = fused.fused_forward(model, model.initial(), inputs)
+        monkeypatch.undo()
+        assert compiled is not None
+        assert by_torch is not None
+        torch.testing.assert_close(compiled, by_torch, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Flatten(), nn.Linear(192, 3)),
+        nn.Sequential(nn.Conv2d(1, 3, 3, stride=2), nn.Flatten(), nn.Linear(27, 3)),
+        nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(12, 3)),
+        nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(75, 3)),
+    ],
+)
+def test_what_it_does_not_know_is_left_to_torch(module: nn.Module) -> None:
+    model = layered(module)
+    inputs = torch.rand(5, 1, 8, 8)
+    assert native.shapes_of(model, model.initial(), inputs) is None
+    assert native.shapes_of(layered(nn.Sequential(nn.Linear(4, 3))), {}, torch.rand(5, 4).double()) is None
+
+
+def test_inputs_are_left_alone() -> None:
+    model = build(NETS["cnn-mnist"], generator(0, "init"))
+    weights = {name: tensor.clone() for name, tensor in model.initial().items()}
+    data, part = samples(10, (1, 28, 28), 10), full(model.structure)
+    inputs = data.inputs.clone()
+    site = Site({GLOBAL: model}, CLASSIFICATION, LocalSettings(1, 7, 0.1))
+    fused.fused_train(site, [Task((part,), {MODEL: weights})], [part], [data], [Seeds(0, 0)])
+    assert torch.equal(data.inputs, inputs)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.initial().items())
+
+
+@pytest.mark.parametrize("compiler", ["", "#!/bin/sh\nexit 1\n"])
+def test_without_a_working_compiler_there_is_none(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiler:
+        (tmp_path / "cc").write_text(compiler)
+        (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    native.library.cache_clear()
+    try:
+        assert native.library() is None
+    finally:
+        native.library.cache_clear()
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.SWITCH, "0")
+    native.library.cache_clear()
+    try:
+        assert native.library() is None
+    finally:
+        native.library.cache_clear()
