@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     pass
 
 ALL = "all"
-NAMES = ("complexity", "accuracy", "completion-time", "studies")
+NAMES = ("complexity", "accuracy", "completion-time", "studies", "convergence")
 
 
 def reproduce(
