@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedpmt.complexity.budget import Budget
+from fedpmt.complexity.cost import Cost, Memory
 from fedpmt.methods.base import Prototype, Round, Setup
 from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.seeds import Seeds
@@ -49,20 +50,17 @@ def samples(count: int, shape: tuple[int, ...] = (1, 8, 8), classes: int = 3, se
     return Examples(inputs, torch.from_numpy(rng.integers(classes, size=count)), np.arange(count))
 
 
-class FlatCost:
+def flat_cost(operations: float) -> Cost:
+    """A price that is an update and nothing else."""
+    return Cost(0, 0, 0, 0, operations, share=1.0, memory=Memory(0, 0, 0, 0), sustained=operations)
+
+
+def flat_price(model: LayeredModel) -> Callable[[Part], Cost]:
     """A stand-in for a price: operations are the number of trained entries."""
-
-    def __init__(self, operations: float) -> None:
-        self.operations = self.sustained = operations
-        self.memory_bytes = 0
-
-
-def flat_price(model: LayeredModel) -> Callable[[Part], Any]:
-    """Price a part by how much it trains."""
     from fedpmt.submodel.part import size
 
     shapes = model.structure.shapes
-    return lambda part: FlatCost(
+    return lambda part: flat_cost(
         sum(size(selection, shapes[name]) for name, selection in part.trained.items())
     )
 
@@ -71,7 +69,7 @@ class Bench:
     """One method on one small model, driven by hand, without clock or records."""
 
     def __init__(self, method: Method[Any, Any], module: nn.Module | None = None, **local: Any) -> None:
-        self.method = method
+        self.method: Any = method  # each has functions of its own to be asked
         self.model = layered(module or small_net())
         self.price = flat_price(self.model)
         self.settings = LocalSettings(**{"epochs": 1, "batch": 4, "learning_rate": 0.1, **local})
@@ -80,21 +78,31 @@ class Bench:
         )
 
     def round(self, index: int) -> Round:
-        return Round(index, self.price, Seeds(0, index))
+        return Round(index, self.price, Seeds(0, index), cohort=tuple(range(4)))
 
     def client(self, device: int, budget: float = float("inf"), count: int = 8) -> Client:
-        return Client(device, 1, 1.0, Budget(budget), count)
+        steps = self.settings.epochs * -(-count // self.settings.batch)
+        return Client(device, 1, 1.0, Budget(budget), count, steps)
 
     def reply(
         self, device: int, index: int = 0, budget: float = float("inf"), count: int = 8, own: Any = None
     ) -> Reply:
+        """What a device answers; `own` is what it kept, else it is its first time."""
+        return self.work(device, index, budget, count, own)[0]
+
+    def work(
+        self, device: int, index: int = 0, budget: float = float("inf"), count: int = 8, own: Any = None
+    ) -> tuple[Reply, Any]:
+        """What a device answers, and what it keeps."""
         client = self.client(device, budget, count)
         task = self.method.assign(self.state, client, self.round(index))
         site = Site({GLOBAL: self.model}, CLASSIFICATION, self.settings)
         seeds = Seeds(0, index)
         data = samples(count, seed=device)
         work = self.method.local()
-        reply, _ = train(
+        if own is None:
+            own = work.first(device, lambda purpose: Seeds(0)(purpose, device))
+        return train(
             work,
             site,
             task,
@@ -105,4 +113,3 @@ class Bench:
             device=device,
             round_index=index,
         )
-        return reply

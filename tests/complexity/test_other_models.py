@@ -112,7 +112,7 @@ class TestResNet:
         # Statistics of trained norms travel with their parameters: two per channel, of two norms per block.
         buffers = 2 * 2 * (8 + 16)
         assert table.widths[-1].upload_bytes == 4 * (sum(self.sizes) + buffers)
-        assert [layer.kind for layer in table.layers] == ["other"] * 4
+        assert [layer.kind for layer in table.layers] == ["conv", "other", "other", "linear"]
 
 
 class Encoder(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedpmt import api
-from fedpmt.methods.registry import METHODS
+from fedpmt.methods.registry import METHODS, create
 from fedpmt.types import SettingError
 
 
@@ -28,7 +28,9 @@ def test_one_round_agrees_within_rounding(method: str, task: str) -> None:
     fast, oracle = weights(**settings), weights(**settings, executor="plain")
     for name, tensor in oracle.items():
         assert (fast[name] - tensor).norm() <= 1e-5 * tensor.norm()
-    assert any(not torch.equal(fast[name], tensor) for name, tensor in oracle.items())
+    # Work with hooks of its own runs under the oracle in both.
+    plain = create(method, {}, {}).local().fast
+    assert not plain or any(not torch.equal(fast[name], tensor) for name, tensor in oracle.items())
 
 
 def test_many_rounds_reach_the_same_accuracy() -> None:

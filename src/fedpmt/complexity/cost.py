@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FLOAT_BYTES = 4
 
@@ -14,7 +14,7 @@ class Memory:
     weights: int  # as received, and the copy of what is trained
     gradients: int
     activations: int  # kept for the backward pass, for one batch
-    optimizer: int  # momentum
+    optimizer: int  # momentum, and what else a method holds all along
     prefix_cache: int = 0  # outputs of the frozen layers for all of the device's samples
     prefix_pass: int = 0  # the widest layer while the frozen layers run
 
@@ -34,6 +34,9 @@ class Cost:
     70
     >>> [cost.round_operations(samples=12, epochs=2, batch=6, cached=cached) for cached in (False, True)]
     [280.0, 260.0]
+    >>> more = cost.plus(step=7, once=30)
+    >>> more.operations, more.share, more.round_operations(samples=12, epochs=2, batch=6, cached=False)
+    (77, 0.77, 368.0)
     """
 
     prefix: float  # forward of the frozen layers before the first trained one
@@ -46,6 +49,7 @@ class Cost:
     sustained: float = (
         0.0  # operations per batch on average over a local round: a cached prefix runs once in it
     )
+    once: float = 0.0  # beside the steps, per batch of the device's data and round: a pass of its own
 
     @property
     def operations(self) -> float:
@@ -60,7 +64,22 @@ class Cost:
     def round_operations(self, *, samples: int, epochs: float, batch: int, cached: bool) -> float:
         """The work of one local round; a cached prefix runs once per round instead of once per epoch."""
         prefix_epochs = min(epochs, 1) if cached else epochs
-        return samples / batch * (epochs * (self.operations - self.prefix) + prefix_epochs * self.prefix)
+        steps = epochs * (self.operations - self.prefix) + prefix_epochs * self.prefix
+        return samples / batch * (steps + self.once)
+
+    def plus(self, *, step: float = 0.0, once: float = 0.0, memory_bytes: int = 0) -> Cost:
+        """With more operations in every step, or once a round per batch of data, and more held all along.
+
+        How many epochs share what is done once is not known here: `sustained` takes it for one.
+        """
+        return replace(
+            self,
+            update=self.update + step,
+            share=self.share * (self.operations + step) / self.operations,
+            memory=replace(self.memory, optimizer=self.memory.optimizer + memory_bytes),
+            sustained=self.sustained + step + once,
+            once=self.once + once,
+        )
 
 
 @dataclass(frozen=True)

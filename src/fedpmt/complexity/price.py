@@ -90,7 +90,7 @@ class Price:
         """
         if self.mode == "paper":
             # c_k · |D_k| · E
-            return cost.share * epochs * samples / self.samples
+            return (cost.share * epochs + cost.once / self._full_operations) * samples / self.samples
         work = cost.round_operations(samples=samples, epochs=epochs, batch=self.batch, cached=self.cached)
         return work / (self.full.operations * self.samples / self.batch)
 

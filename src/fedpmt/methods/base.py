@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from fedpmt.complexity.budget import Budget
     from fedpmt.complexity.cost import Cost
     from fedpmt.models.structure import Structure
     from fedpmt.submodel.part import Part
@@ -46,6 +47,7 @@ class Setup:
     price: PriceOf
     public: Examples | None = None  # unlabelled data, for methods that need some
     validation: Examples | None = None
+    weakest: Budget | None = None  # what the weakest device can afford; None where the server cannot know
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Round:
     index: int  # t, from 0
     price: PriceOf
     generator: Callable[[str, int | None], np.random.Generator]
+    cohort: tuple[int, ...] = ()  # S, the devices that are asked, in order; known when tasks are assigned
 
     def rng(self, purpose: str, device: int | None = None) -> np.random.Generator:
         """The generator of this purpose, round and device."""
@@ -77,6 +80,9 @@ class Predictor:
     kind: Literal["global", "split", "personal"]
     model: str
     tensors: Tensors
+    statistics: Literal["stored", "data"] = (
+        "stored"  # BatchNorm's: as in tensors, or of devices' data, found anew
+    )
 
 
 class Method(ABC, Generic[S, D]):

@@ -18,6 +18,15 @@ METHODS = {
     "fedavg": ("fedpmt.methods.fedavg", "FedAvg"),
     "fedpmt": ("fedpmt.methods.fedpmt", "FedPMT"),
     "feddrop": ("fedpmt.methods.feddrop", "FedDrop"),
+    "heterofl": ("fedpmt.methods.heterofl", "HeteroFL"),
+    "fedrolex": ("fedpmt.methods.fedrolex", "FedRolex"),
+    "fjord": ("fedpmt.methods.fjord", "FjORD"),
+    "ist": ("fedpmt.methods.ist", "IST"),
+    "fedprox": ("fedpmt.methods.fedprox", "FedProx"),
+    "scaffold": ("fedpmt.methods.scaffold", "Scaffold"),
+    "slimfl": ("fedpmt.methods.slimfl", "SlimFL"),
+    "fedmp": ("fedpmt.methods.fedmp", "FedMP"),
+    "prunefl": ("fedpmt.methods.prunefl", "PruneFL"),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedpmt.models.axes import sequential_axes
+from fedpmt.models.axes import sequential_axes, traced_axes
 from fedpmt.models.structure import Axes, Layer, Structure
 from fedpmt.types import Arrays, SettingError, Tensors
 
@@ -147,7 +147,8 @@ def layered(
     An `nn.Sequential` gives its own. For another module, `layers` names its submodules in the order
     of the forward pass (a residual block is one layer), or they are found by running `example`, one
     batch of inputs. What cannot be found is refused with the reason. Only a plain `nn.Sequential` is known to
-    be a chain of its layers, so only there can a frozen prefix be cached.
+    be a chain of its layers, so only there can a frozen prefix be cached. `axes` says which channels go together, for
+    cutting by width; they are read off a chain, and off another module where its forward pass can be traced.
 
     >>> net = nn.Sequential(OrderedDict(flat=nn.Flatten(), a=nn.Linear(4, 3), act=nn.ReLU(), b=nn.Linear(3, 2)))
     >>> [layer.name for layer in layered(net).structure.layers]
@@ -172,7 +173,7 @@ def layered(
     if not stages:
         raise SettingError(f"model: {type(module).__name__} has no layer with weights")
     _check_cover(module, stages)
-    return LayeredModel(module, stages, axes, composable)
+    return LayeredModel(module, stages, axes or traced_axes(module), composable)
 
 
 def check_shapes(module: nn.Module) -> None:

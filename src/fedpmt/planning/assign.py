@@ -86,6 +86,12 @@ class Planner:
         memory = math.inf if self.assign == "level" else device.memory
         return Budget(self.price(self.width(device, samples)).sustained, memory)
 
+    def weakest(self, fleet: Fleet, samples: int) -> Budget:
+        """The budget that every device of a fleet can keep to."""
+        width = int(self.widths_of(fleet, samples).min())
+        memory = math.inf if self.assign == "level" or fleet.memories is None else float(fleet.memories.min())
+        return Budget(self.price(self.widths[width - 1]).sustained, memory)
+
 
 def make_planner(
     structure: Structure,

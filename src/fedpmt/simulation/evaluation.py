@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedpmt.training.fused import fused_forward
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fedpmt.methods.base import Predictor
+    from fedpmt.models.structure import Structure
     from fedpmt.simulation.executors import Executor
     from fedpmt.training.local import LocalWork, Site
     from fedpmt.types import Examples
@@ -53,6 +55,43 @@ def evaluate_global(
     return Evaluation(
         float(each.mean()), sum(loss for _, loss in results) / len(test), by_class(each, test, classes)
     )
+
+
+def with_statistics(
+    executor: Executor, predictor: Predictor, structure: Structure, shards: Iterable[Examples]
+) -> Predictor:
+    """The same model with BatchNorm statistics of these samples: the mean over batches, each counting the same."""
+    buffers = [name for layer in structure.layers for name in layer.buffers]
+    if not buffers:
+        return predictor
+
+    def of_batches(site: Site, shard: Examples) -> list[dict[str, torch.Tensor]]:
+        model = site.models[predictor.model]
+        model.set_training([False] * len(structure.layers))
+        norms = [norm for norm in model.module.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
+        found = []
+        try:
+            for norm in norms:
+                norm.train()
+                norm.momentum = 1.0  # what is stored is the last batch's
+            for start in range(0, len(shard), CHUNK):
+                batch = shard.take(slice(start, start + CHUNK))
+                if len(batch) > 1:  # one sample has no variance
+                    own = {name: predictor.tensors[name].clone() for name in buffers}
+                    with torch.no_grad():
+                        model.forward({**predictor.tensors, **own}, batch.inputs)
+                    found.append(own)
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+        return found
+
+    batches = [own for found in executor.map(of_batches, shards) for own in found]
+    if not batches:
+        return predictor
+    means = {name: torch.stack([own[name] for own in batches]).mean(dim=0) for name in buffers}
+    return replace(predictor, tensors={**predictor.tensors, **means})
 
 
 def by_class(scores: np.ndarray, test: Examples, classes: int | None) -> dict[str, float] | None:

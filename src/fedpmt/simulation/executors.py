@@ -53,7 +53,19 @@ class Unit:
         shapes = tuple(
             (name, tuple(tensor.shape)) for name, tensor in self.task.tensors.get(MODEL, {}).items()
         )
-        return self.part.model, tuple(self.part.trained), shapes, self.samples, self.task.steps
+        # Widths are drawn for each batch and device: such a unit is alone.
+        alone = self.device if self.part.inner else None
+        scalars = tuple(sorted(self.task.scalars.items()))
+        return (
+            self.part.model,
+            tuple(self.part.trained),
+            shapes,
+            self.samples,
+            self.task.steps,
+            self.task.epochs,
+            scalars,
+            alone,
+        )
 
     def reply(self, outcome: Outcome) -> Reply:
         """What the device sends."""
@@ -143,6 +155,7 @@ class Plain:
             [unit.part for unit in units],
             data,
             [unit.rng for unit in units],
+            work,
         )
         return [
             (place, (unit.reply(outcome), unit.own))

@@ -14,7 +14,7 @@ from fedpmt.methods.base import Prototype, Round, Setup
 from fedpmt.records import DeviceRecord, RoundRecord
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.clock import settle
-from fedpmt.simulation.evaluation import evaluate_global, evaluate_personal
+from fedpmt.simulation.evaluation import evaluate_global, evaluate_personal, with_statistics
 from fedpmt.simulation.executors import Unit
 from fedpmt.simulation.sampling import SAMPLERS
 from fedpmt.simulation.schedule import local_settings
@@ -25,7 +25,7 @@ from fedpmt.training.messages import Capacity, Client, Reply, Task
 if TYPE_CHECKING:
     from fedpmt.complexity.cost import Cost
     from fedpmt.devices.fleet import Device, Fleet
-    from fedpmt.methods.base import Method
+    from fedpmt.methods.base import Method, Predictor
     from fedpmt.planning.assign import Planner
     from fedpmt.records import Outcome
     from fedpmt.settings import Settings
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 PERSONAL_DEVICES = 100
 """Personal models are evaluated on at most this many of the devices that took part."""
 
+
+STATISTICS_DEVICES = 100
+"""BatchNorm statistics that are found anew are of at most this many devices' data."""
 
 LEVEL_DEVICES = 50
 """A level's mix of classes is taken from at most this many of its devices."""
@@ -95,7 +98,10 @@ class Federation:
         """Before the first round."""
         model = self.problem.model
         prototypes = {GLOBAL: Prototype(model.structure, model.initial())}
-        return Progress(self.method.init(Setup(prototypes, len(self.fleet), self.planner.price)))
+        by_server = self.settings.splitting == "server"
+        weakest = self.planner.weakest(self.fleet, self.settings.samples) if by_server else None
+        setup = Setup(prototypes, len(self.fleet), self.planner.price, weakest=weakest)
+        return Progress(self.method.init(setup))
 
     def play(self, progress: Progress) -> tuple[Progress, RoundRecord]:
         """One round of the federation."""
@@ -126,7 +132,9 @@ class Federation:
 
     def settle(self, progress: Progress, round_: Round) -> tuple[list[Asked], Verdict]:
         """Who is asked for what, and what becomes of it on the clock: known before anybody trains."""
-        asked = [self.ask(progress, device, round_) for device in self.cohort(progress.state, round_)]
+        devices = self.cohort(progress.state, round_)
+        round_ = replace(round_, cohort=tuple(device.id for device in devices))
+        asked = [self.ask(progress, device, round_) for device in devices]
         failed = [
             not one.able or bool(round_.rng("failure", one.device.id).random() < self.settings.failure)
             for one in asked
@@ -177,6 +185,7 @@ class Federation:
             device.speed if by_server else None,
             budget if by_server else None,
             samples,
+            self.steps(samples),
             self.problem.data.label_counts(device.id),
         )
         task = self.method.assign(progress.state, client, round_)
@@ -197,10 +206,15 @@ class Federation:
             return Asked(device, task, part, cost, samples, 0.0, 0.0, 0, 0, able=False)
         return Asked(device, task, part, cost, samples, seconds, transfer, down, up)
 
+    def steps(self, samples: int) -> int:
+        """All steps of a local round."""
+        return self.settings.epochs * -(-samples // self.settings.batch)
+
     def share(self, task: Task, samples: int) -> float:
-        """The share of all local steps that a device is asked for."""
-        steps = self.settings.epochs * -(-samples // self.settings.batch)
-        return 1.0 if task.steps is None else min(1.0, task.steps / steps)
+        """What a device is asked for, as a share of all steps of a local round."""
+        steps = self.steps(samples)
+        asked = steps if task.epochs is None else steps // self.settings.epochs * task.epochs
+        return (asked if task.steps is None else min(asked, task.steps)) / steps
 
     def train(
         self, arrived: list[Asked], progress: Progress, seeds: Seeds, losses: list[float]
@@ -223,6 +237,7 @@ class Federation:
         if own is None and self.keeps_state:
             own = work.first(device, partial(_for_device, Seeds(seeds.seed), device))
         shard = partial(self.data.shard, device)
+        local = local if one.task.epochs is None else replace(local, epochs=one.task.epochs)
         return Unit(device, round_index, one.task, one.part, own, shard, rng, local, one.samples)
 
     def record(
@@ -276,9 +291,17 @@ class Federation:
             devices=tuple(devices),
         )
 
+    def predictor(self, progress: Progress) -> Predictor:
+        """What is evaluated, with BatchNorm statistics of devices' data where the method keeps none."""
+        predictor = self.method.predictor(progress.state)
+        if predictor.statistics == "stored":
+            return predictor
+        shards = (self.data.shard(device) for device in range(min(len(self.fleet), STATISTICS_DEVICES)))
+        return with_statistics(self.executor, predictor, self.problem.model.structure, shards)
+
     def evaluate(self, progress: Progress) -> dict[str, Any]:
         """Accuracy and loss on the test set, as fields of a round's record."""
-        predictor = self.method.predictor(progress.state)
+        predictor = self.predictor(progress)
         for name, tensor in predictor.tensors.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise DivergedError(

@@ -218,7 +218,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
     from safetensors.torch import save
 
     settings, progress, totals = federation.settings, saved.progress, saved.totals
-    predictor = federation.method.predictor(progress.state)
+    predictor = federation.predictor(progress)
     # With the module's own counters, so that the file loads strictly into the user's module.
     state = {**federation.problem.model.module.state_dict(), **predictor.tensors}
     write_atomically(

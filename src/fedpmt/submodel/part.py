@@ -6,7 +6,7 @@ Aggregation reads its coverage from the Part that was trained, so the two can ne
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -52,6 +52,8 @@ class Part:
     trained: Mapping[str, Selection]
     label: str  # what a person reads in records and tables
     overhead_bytes: int = 0  # what it takes to tell the other side which part this is
+    inner: tuple[Part, ...] = ()  # narrower parts inside this one that are trained with it, smallest first
+    reported: Mapping[str, Selection] = field(default_factory=dict)  # what is told of beside, e.g. g²
 
 
 def size(selection: Selection, shape: tuple[int, ...]) -> int:
@@ -84,6 +86,26 @@ def take(tensor: Tensor, selection: Selection) -> Tensor:
         if kept is not None:
             tensor = tensor.index_select(axis, _index(kept).to(tensor.device))
     return tensor
+
+
+def within(selection: Selection, sent: Selection) -> Selection:
+    """Where the selected entries stand in the tensor that a device works with.
+
+    >>> inner = within(Indices((np.array([4, 7]), None)), Indices((np.array([1, 4, 7]), np.array([0, 2]))))
+    >>> inner.axes[0].tolist(), inner.axes[1]
+    ([1, 2], None)
+    """
+    if selection is sent and not isinstance(selection, Mask):
+        return WHOLE
+    if not isinstance(selection, Indices) or not isinstance(sent, Indices):
+        return selection
+    pairs = zip(selection.axes, sent.axes, strict=True)
+    return Indices(
+        tuple(
+            None if own is given else own if own is None or given is None else np.searchsorted(given, own)
+            for own, given in pairs
+        )
+    )
 
 
 def place(values: Tensor, selection: Selection, shape: tuple[int, ...]) -> Tensor:

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from fedpmt.models.layered import PREFIX_BATCH, hooked
 from fedpmt.submodel.depth import frozen_prefix, mask
-from fedpmt.submodel.part import Mask
+from fedpmt.submodel.part import Mask, take, within
+from fedpmt.submodel.width import corners
 from fedpmt.training.batches import channels_last, gather
 from fedpmt.training.local import LocalSettings, LocalWork, Outcome, local_tensors
 from fedpmt.training.native import library, native_forward, native_train, shapes_of
@@ -24,7 +25,7 @@ from fedpmt.training.operations import Flatten, Linear, Operation, Pool, Relu, c
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fedpmt.models.layered import LayeredModel
     from fedpmt.submodel.part import Part
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _IMAGES, _FEATURES = (nn.Conv2d, nn.MaxPool2d, nn.ReLU), (nn.Linear, nn.ReLU, nn.Flatten)
 _UNTRAINED = LocalSettings(epochs=0, batch=0, learning_rate=0.0)
+_PLAIN: LocalWork[None] = LocalWork()
 
 
 def fusible(work: LocalWork[Any], site: Site, task: Task, part: Part, data: Examples) -> bool:
@@ -41,7 +43,10 @@ def fusible(work: LocalWork[Any], site: Site, task: Task, part: Part, data: Exam
     model = site.models[part.model]
     trained = mask(model.structure, part)
     return (
-        type(work) is LocalWork
+        work.fast
+        and _scales_layers(work.factors(task, part, model.structure), model)
+        # What a drawn width leaves out keeps its momentum too, which is not kept apart here.
+        and not (part.inner and site.settings.momentum)
         and site.objective.loss is functional.cross_entropy
         and is_chain(model)
         and any(trained)
@@ -52,6 +57,13 @@ def fusible(work: LocalWork[Any], site: Site, task: Task, part: Part, data: Exam
         and all(tensor.dtype == data.inputs.dtype for tensor in task.tensors[MODEL].values())
         and data.targets.dtype == torch.int64
         and data.targets.ndim == 1
+    )
+
+
+def _scales_layers(factors: Mapping[str, float], model: LayeredModel) -> bool:
+    """Whether weight and bias of each layer have one factor, since they are one matrix here."""
+    return all(
+        len({factors.get(name, 1.0) for name in layer.parameters}) == 1 for layer in model.structure.layers
     )
 
 
@@ -116,18 +128,20 @@ class Chain:
         last: int,
         devices: Sequence[Tensors],
         settings: LocalSettings = _UNTRAINED,
+        factors: Mapping[str, float] | None = None,
     ) -> None:
         self._operations: list[Operation] = []
         self._paths: dict[str, Operation] = {}
         for path, module in model.modules_of(first, last):
             names = [name for name, _ in module.named_parameters()]
             own = [{name: tensors[f"{path}.{name}"] for name in names} for tensors in devices]
+            gain = (factors or {}).get(f"{path}.weight", 1.0) ** 2
             match module:
                 case nn.Linear():
-                    self._operations.append(Linear(own, settings))
+                    self._operations.append(Linear(own, settings, gain))
                 case nn.Conv2d():
                     trained = settings is not _UNTRAINED
-                    self._operations.append(convolution(module, own[0], settings, trained=trained))
+                    self._operations.append(convolution(module, own[0], settings, gain, trained=trained))
                 case nn.MaxPool2d():
                     self._operations.append(Pool(module))
                 case nn.ReLU():
@@ -167,6 +181,11 @@ class Chain:
             for name, tensor in operation.tensors(place).items()
         }
 
+    def corners(self, narrow: Chain) -> list[tuple[Tensor, Tensor]]:
+        """Where the weights of a narrower chain stand in this one, each beside them."""
+        pairs = zip(self._operations, narrow._operations, strict=True)
+        return [pair for wide, thin in pairs for pair in wide.corners(thin)]
+
 
 def fused_forward(model: LayeredModel, tensors: Tensors, inputs: Tensor) -> Tensor | None:
     """The outputs of a chain known here, for evaluation; None where the model is not one."""
@@ -180,19 +199,30 @@ def fused_forward(model: LayeredModel, tensors: Tensors, inputs: Tensor) -> Tens
 
 @torch.no_grad()
 def fused_train(
-    site: Site, tasks: Sequence[Task], parts: Sequence[Part], data: Sequence[Examples], rngs: Sequence[Rng]
+    site: Site,
+    tasks: Sequence[Task],
+    parts: Sequence[Part],
+    data: Sequence[Examples],
+    rngs: Sequence[Rng],
+    work: LocalWork[Any] = _PLAIN,
 ) -> list[Outcome]:
     """The local loop of `local.train` for `fusible` work: of one device, or of several alike on a `stackable` model."""
-    if len(tasks) == 1:
+    if len(tasks) == 1 and type(work) is LocalWork:
         outcome = _compiled(site, tasks[0], parts[0], data[0], rngs[0])
         if outcome is not None:
             return [outcome]
     part, settings = parts[0], site.settings
     model = site.models[part.model]
-    received = [local_tensors(task, own, model.structure) for task, own in zip(tasks, parts, strict=True)]
+    factors = work.factors(tasks[0], part, model.structure)
+    received = [
+        _scaled(local_tensors(task, own, model.structure), factors)
+        for task, own in zip(tasks, parts, strict=True)
+    ]
     frozen, layers = frozen_prefix(model.structure, part), len(model.structure.layers)
     prefix = Chain(model, 0, frozen, received)
-    suffix = Chain(model, frozen, layers, received, settings)
+    suffix = Chain(model, frozen, layers, received, settings, factors)
+    narrower = _narrower(model, part, suffix, received[0], settings)
+    widths = rngs[0]("width") if narrower else None
     inputs = _prepared(model, [examples.inputs for examples in data])
     cached = frozen > 0 and settings.prefix == "cache"
     if cached:
@@ -200,6 +230,7 @@ def fused_train(
         outputs = [prefix.forward(batch).clone() for batch in _split(inputs, PREFIX_BATCH)]
         inputs = torch.cat(outputs, dim=_samples_axis(outputs[0]))
     classes = received[0][model.structure.layers[-1].parameters[0]].shape[0]
+    absent = _absent(work, parts, model, inputs)
     wanted = torch.stack([functional.one_hot(one.targets, classes) for one in data]).to(inputs.dtype)
 
     orders = [rng("order") for rng in rngs]
@@ -219,17 +250,25 @@ def fused_train(
         ):
             if steps == limit:
                 break
-            logits = suffix.forward(batch if cached else prefix.forward(batch))[..., :-1]
+            drawn = len(narrower) if widths is None else int(widths.integers(len(narrower) + 1))
+            chain, pairs = narrower[drawn] if drawn < len(narrower) else (suffix, [])
+            for wide, thin in pairs:
+                thin.copy_(wide)
+            logits = chain.forward(batch if cached else prefix.forward(batch))[..., :-1]
+            if absent is not None:
+                logits = logits.masked_fill(absent, 0)
             torch.log_softmax(logits, dim=2, out=log_share)
             # ∂ℓ/∂z = (softmax(z) - y) / n
             error = torch.exp(log_share, out=errors[label.shape[1]]).sub_(label).div_(label.shape[1])
-            suffix.backward(error)
+            chain.backward(error if absent is None else error.masked_fill_(absent, 0))
+            for wide, thin in pairs:
+                wide.copy_(thin)
             steps += 1
         seen = min(count, (steps - before) * settings.batch)
         total += _mean_losses(log_shares[:, :seen], labels[:, :seen], settings.batch)
     losses = (total / max(1, steps)).tolist()
     return [
-        Outcome({MODEL: _trained(own, suffix.tensors(place))}, metrics={"train_loss": losses[place]})
+        Outcome({MODEL: _trained(own, suffix.tensors(place), factors)}, metrics={"train_loss": losses[place]})
         for place, own in enumerate(parts)
     ]
 
@@ -237,7 +276,7 @@ def fused_train(
 def _compiled(site: Site, task: Task, part: Part, data: Examples, rng: Rng) -> Outcome | None:
     """One device's plain SGD by compiled code; None where there is none for its model."""
     model, settings = site.models[part.model], site.settings
-    if settings.momentum:
+    if settings.momentum or part.inner:
         return None
     received = local_tensors(task, part, model.structure)
     shapes = shapes_of(model, received, data.inputs)
@@ -254,8 +293,42 @@ def _compiled(site: Site, task: Task, part: Part, data: Examples, rng: Rng) -> O
     return Outcome({MODEL: trained}, metrics={"train_loss": loss})
 
 
-def _trained(part: Part, tensors: Tensors) -> dict[str, Tensor]:
-    return {name: tensors[name] for name in part.trained}
+def _trained(part: Part, tensors: Tensors, factors: Mapping[str, float] | None = None) -> dict[str, Tensor]:
+    factors = factors or {}
+    return {
+        name: take(
+            tensors[name].div_(factors[name]) if name in factors else tensors[name],
+            within(selection, part.sent[name]),
+        )
+        for name, selection in part.trained.items()
+    }
+
+
+def _scaled(tensors: dict[str, Tensor], factors: Mapping[str, float]) -> Tensors:
+    """A layer whose output is scaled is trained as the layer of scaled weights: Weight knows what a step is then."""
+    return {name: one * factors[name] if name in factors else one for name, one in tensors.items()}
+
+
+def _narrower(
+    model: LayeredModel, part: Part, widest: Chain, tensors: Tensors, settings: LocalSettings
+) -> list[tuple[Chain, list[tuple[Tensor, Tensor]]]]:
+    """A chain for each width inside the part, and what to copy before and after one of its steps."""
+    chains = []
+    for inner in part.inner:
+        cut = {name: tensors[name][corner] for name, corner in corners(model.structure, inner).items()}
+        chain = Chain(model, 0, len(model.structure.layers), [cut], settings)
+        chains.append((chain, widest.corners(chain)))
+    return chains
+
+
+def _absent(work: LocalWork[Any], parts: Sequence[Part], model: LayeredModel, like: Tensor) -> Tensor | None:
+    """The classes that each device leaves out, as a mask over its logits; None where nobody does."""
+    masks = [work.absent(part, model.structure) for part in parts]
+    known = next((mask for mask in masks if mask is not None), None)
+    if known is None:
+        return None
+    rows = [torch.from_numpy(known & False if mask is None else mask) for mask in masks]
+    return torch.stack(rows)[:, None].to(like.device)
 
 
 def _prepared(model: LayeredModel, inputs: Sequence[Tensor]) -> Tensor:

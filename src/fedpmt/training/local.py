@@ -12,7 +12,7 @@ import torch
 from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.submodel.depth import frozen_prefix, mask
-from fedpmt.submodel.part import Mask, place, size, take
+from fedpmt.submodel.part import place, size, take, within
 from fedpmt.training.messages import Capacity, Reply, Task
 from fedpmt.types import MODEL, Examples, Scalar
 
@@ -64,6 +64,9 @@ class Run:
     data: Examples  # what batches are drawn from: samples, or what the frozen prefix makes of them
     forward: Callable[[Tensors, Arrays], Tensor]
     steps: int = 0  # τ so far
+    corner: Mapping[str, tuple[slice, ...]] = field(
+        default_factory=dict
+    )  # where the next step moves a tensor
     memo: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -98,6 +101,22 @@ class LocalWork(Generic[D]):
             return max(affordable, key=lambda part: price(part).operations)
         return min(offer, key=lambda part: price(part).operations)
 
+    @property
+    def fast(self) -> bool:
+        """Whether this is no more than SGD on the objective, with the factors and absent classes below.
+
+        Where a part has others inside, each step then trains one of them or itself, drawn from `rng("width")`.
+        """
+        return type(self) is LocalWork
+
+    def factors(self, task: Task, part: Part, structure: Structure) -> Mapping[str, float]:
+        """What the forward pass multiplies some tensors by: none."""
+        return {}
+
+    def absent(self, part: Part, structure: Structure) -> np.ndarray | None:
+        """Which classes the loss leaves out, their logits being set to zero: none."""
+        return None
+
     def start(self, site: Site, task: Task, part: Part, own: D | None, data: Examples, rng: Rng) -> Run:
         """Set up the local model and what it is trained on."""
         model = site.models[part.model]
@@ -108,8 +127,10 @@ class LocalWork(Generic[D]):
             name: local[name].clone().requires_grad_()
             for name in parameters_in_order(model.structure, parameters)
         }
+        # The forward pass writes to the buffers of layers in training mode, whether they are sent back or not.
+        buffers = {name for layer in model.structure.layers for name in layer.buffers}
         fixed = {
-            name: tensor.clone() if name in part.trained else tensor
+            name: tensor.clone() if name in buffers else tensor
             for name, tensor in local.items()
             if name not in params
         }
@@ -128,9 +149,7 @@ class LocalWork(Generic[D]):
         """Send back what was trained, nothing else."""
         tensors = run.tensors
         trained = {
-            name: take(tensors[name].detach(), selection)
-            if isinstance(selection, Mask)
-            else tensors[name].detach()
+            name: take(tensors[name].detach(), within(selection, run.part.sent[name]))
             for name, selection in run.part.trained.items()
         }
         return Outcome({MODEL: trained}), own
@@ -141,9 +160,8 @@ class LocalWork(Generic[D]):
 
     def upload_bytes(self, part: Part, structure: Structure) -> int:
         """How long the reply's tensors are; must be what `reply` really sends."""
-        return FLOAT_BYTES * sum(
-            size(selection, structure.shapes[name]) for name, selection in part.trained.items()
-        )
+        travels = (*part.trained.items(), *part.reported.items())
+        return FLOAT_BYTES * sum(size(selection, structure.shapes[name]) for name, selection in travels)
 
     def evaluate(self, site: Site, shared: Tensors, own: D | None, data: Examples) -> Tensor:
         """Scores of a device's own model; only split and personal methods have one."""
@@ -219,7 +237,7 @@ def train(
                 zip(run.params, torch.autograd.grad(loss, list(run.params.values())), strict=True)
             )
             gradients = work.correct(run, gradients, run.steps)
-            sgd_step(run.params, gradients, velocity, settings)
+            sgd_step(run.params, gradients, velocity, settings, run.corner)
             run.steps += 1
             total_loss += float(loss.detach())
             # Else the next step's gradients would be made beside these.
@@ -236,19 +254,23 @@ def sgd_step(
     gradients: Mapping[str, Tensor],
     velocity: dict[str, Tensor],
     settings: LocalSettings,
+    corner: Mapping[str, tuple[slice, ...]] | None = None,
 ) -> None:
-    """One step in place. Only trained tensors are here, so decay and momentum cannot move a frozen one."""
-    for name, parameter in params.items():
-        gradient = gradients[name]
+    """One step in place. Only trained tensors are here, so decay and momentum cannot move a frozen one.
+
+    Where a tensor has a corner, nothing outside of it moves either.
+    """
+    for name, whole in params.items():
+        parameter, gradient = whole, gradients[name]
+        here = corner[name] if corner else ...
+        if corner:
+            parameter, gradient = whole[here], gradient[here]
         if settings.weight_decay:
             gradient = gradient.add(parameter, alpha=settings.weight_decay)
         if settings.momentum:
             # v <- m v + g
-            velocity[name] = (
-                velocity[name].mul_(settings.momentum).add_(gradient)
-                if name in velocity
-                else gradient.clone()
-            )
-            gradient = velocity[name]
+            if name not in velocity:
+                velocity[name] = torch.zeros_like(whole)
+            gradient = velocity[name][here].mul_(settings.momentum).add_(gradient)
         # w <- w - η g
         parameter.add_(gradient, alpha=-settings.learning_rate)

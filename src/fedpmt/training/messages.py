@@ -24,6 +24,7 @@ class Client:
     speed: float | None  # κ_k
     budget: Budget | None
     samples: int  # |D_k|
+    steps: int  # τ of a whole local round: E ⌈|D_k| / n^x⌉
     label_counts: np.ndarray | None = None
 
 
@@ -46,6 +47,7 @@ class Task:
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     steps: int | None = None  # τ, where less than all epochs are asked for
     accepted_round: int | None = None  # the last round whose state the server took over from this device
+    epochs: int | None = None  # E, where this device is asked for another number of them than all are
 
 
 @dataclass(frozen=True)

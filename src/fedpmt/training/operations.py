@@ -39,10 +39,13 @@ def rows_with_one(*shape: int, like: Tensor) -> Tensor:
 
 
 class Weight:
-    """A trained tensor and its momentum; steps are taken where the gradient arises."""
+    """A trained tensor and its momentum; steps are taken where the gradient arises.
 
-    def __init__(self, tensor: Tensor, settings: LocalSettings) -> None:
-        self.value = tensor
+    Where it stands for s w, its gradient is that of w over s and its step that of w times s: `gain` is s².
+    """
+
+    def __init__(self, tensor: Tensor, settings: LocalSettings, gain: float = 1.0) -> None:
+        self.value, self._gain = tensor, gain
         self._rate, self._momentum, self._decay = (
             settings.learning_rate,
             settings.momentum,
@@ -58,10 +61,12 @@ class Weight:
             self.step(left @ right)
             return
         # w <- (1 - η λ) w - η left right
-        self._add_product(left, right, beta=self._kept, alpha=-self._rate)
+        self._add_product(left, right, beta=self._kept, alpha=-self._rate * self._gain)
 
     def step(self, gradient: Tensor) -> None:
         """Take the step of a given gradient."""
+        if self._gain != 1:
+            gradient = gradient * self._gain
         if self._decay:
             gradient = gradient.add(self.value, alpha=self._decay)
         if self._momentum:
@@ -91,6 +96,10 @@ class Operation(ABC):
         """The module's own tensors, of one device of the stack, as copies."""
         return {}
 
+    def corners(self, narrow: Operation) -> list[tuple[Tensor, Tensor]]:
+        """Where the weights of a narrower copy of this operation stand in its own, each beside them."""
+        return []
+
 
 @dataclass
 class _Buffers:
@@ -108,7 +117,7 @@ class Linear(Operation):
 
     weighted = True
 
-    def __init__(self, devices: Sequence[Tensors], settings: LocalSettings) -> None:
+    def __init__(self, devices: Sequence[Tensors], settings: LocalSettings, gain: float = 1.0) -> None:
         weights = [tensors["weight"] for tensors in devices]
         (outputs, self._width), self._biased = weights[0].shape, "bias" in devices[0]
         matrix = rows_with_one(len(devices), outputs, self._width, like=weights[0])
@@ -117,7 +126,7 @@ class Linear(Operation):
             matrix[..., -1] = torch.stack([tensors["bias"] for tensors in devices])
         else:
             matrix = matrix[..., :-1]
-        self._weight = Weight(matrix, settings)
+        self._weight = Weight(matrix, settings, gain)
         self._across, self._down = matrix.transpose(1, 2), matrix[..., : self._width]
         self._buffers: dict[int, _Buffers] = {}
         self.rectified = False
@@ -146,6 +155,14 @@ class Linear(Operation):
         own = {"weight": matrix[:, : self._width].clone(memory_format=torch.contiguous_format)}
         return {**own, "bias": matrix[:, -1].clone()} if self._biased else own
 
+    def corners(self, narrow: Operation) -> list[tuple[Tensor, Tensor]]:
+        theirs = cast("Linear", narrow)._weight.value
+        mine = self._weight.value[:, : theirs.shape[1]]
+        if not self._biased:
+            return [(mine[..., : theirs.shape[2]], theirs)]
+        inputs = theirs.shape[2] - 1
+        return [(mine[..., :inputs], theirs[..., :inputs]), (mine[..., -1], theirs[..., -1])]
+
     def _make_buffers(self, inputs: Tensor) -> _Buffers:
         devices, count, _ = inputs.shape
         activations = rows_with_one(devices, count, self._across.shape[2], like=inputs)
@@ -159,11 +176,13 @@ class Convolution(Operation):
 
     weighted = True
 
-    def __init__(self, module: nn.Conv2d, tensors: Tensors, settings: LocalSettings) -> None:
+    def __init__(
+        self, module: nn.Conv2d, tensors: Tensors, settings: LocalSettings, gain: float = 1.0
+    ) -> None:
         weight = channels_last(tensors["weight"]).clone()
-        self._weight, self._bias = Weight(weight, settings), None
+        self._weight, self._bias = Weight(weight, settings, gain), None
         if "bias" in tensors:
-            self._bias = Weight(tensors["bias"].clone(), settings)
+            self._bias = Weight(tensors["bias"].clone(), settings, gain)
         self._how = (
             list(module.stride),
             list(cast("tuple[int, int]", module.padding)),
@@ -202,15 +221,25 @@ class Convolution(Operation):
         own = {"weight": self._weight.value.clone(memory_format=torch.contiguous_format)}
         return own if self._bias is None else {**own, "bias": self._bias.value.clone()}
 
+    def corners(self, narrow: Operation) -> list[tuple[Tensor, Tensor]]:
+        other = cast("Convolution", narrow)
+        filters, channels = other._weight.value.shape[:2]
+        pairs = [(self._weight.value[:filters, :channels], other._weight.value)]
+        if self._bias is not None and other._bias is not None:
+            pairs.append((self._bias.value[:filters], other._bias.value))
+        return pairs
+
 
 class UnfoldedConvolution(Convolution):
     """A plain convolution as one product with the copied windows, which serve the forward and the backward pass."""
 
-    def __init__(self, module: nn.Conv2d, tensors: Tensors, settings: LocalSettings) -> None:
-        super().__init__(module, tensors, settings)
+    def __init__(
+        self, module: nn.Conv2d, tensors: Tensors, settings: LocalSettings, gain: float = 1.0
+    ) -> None:
+        super().__init__(module, tensors, settings, gain)
         # The same memory: filters are channels-last.
         filters = self._weight.value.permute(0, 2, 3, 1).view(self._weight.value.shape[0], -1)
-        self._matrix = Weight(filters, settings)
+        self._matrix = Weight(filters, settings, gain)
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -243,13 +272,15 @@ class UnfoldedConvolution(Convolution):
         return below
 
 
-def convolution(module: nn.Conv2d, tensors: Tensors, settings: LocalSettings, *, trained: bool) -> Operation:
+def convolution(
+    module: nn.Conv2d, tensors: Tensors, settings: LocalSettings, gain: float = 1.0, *, trained: bool
+) -> Operation:
     """The faster of the two forms."""
     plain = (module.stride, module.padding, module.dilation, module.groups) == ((1, 1), (0, 0), (1, 1), 1)
     weight = tensors["weight"]
     if trained and plain and weight.device.type == "cpu" and weight.shape[1] >= UNFOLDED_CHANNELS:
-        return UnfoldedConvolution(module, tensors, settings)
-    return Convolution(module, tensors, settings)
+        return UnfoldedConvolution(module, tensors, settings, gain)
+    return Convolution(module, tensors, settings, gain)
 
 
 class Pool(Operation):

@@ -1,45 +1,115 @@
-"""Local work on a thinned net whose kept activations stand in for the dropped ones."""
+"""Local work on a thinned net: kept activations stand in for dropped ones, absent classes are left out."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
-from fedpmt.submodel.part import local_shape
+import numpy as np
+import torch
+
+from fedpmt.submodel.part import Indices, local_shape
 from fedpmt.training.local import LocalWork, Rng, Run, Site
-from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
+    from fedpmt.models.structure import Structure
     from fedpmt.submodel.part import Part
     from fedpmt.training.messages import Task
-    from fedpmt.types import Arrays, Examples, Tensors
+    from fedpmt.types import Examples
+
+RATE = "rate"
+ABSENT = "absent"
+TINY = 1e-6
 
 
+@dataclass(frozen=True)
 class ScaledWork(LocalWork[None]):
-    """Multiplies each thinned layer's output by n / m (m kept of n), in training only: inverted dropout.
+    """Scales hidden layers in training only, by a factor that makes up for dropped channels.
 
-    With exact counts the factor is n / m, not 1 / keep: only then is the next layer's expected input the
-    full one.
+    inputs    what enters a layer times n / m (m kept of n): inverted dropout with exact counts, where n / m and not
+              1 / keep is what makes the expected input of the next layer the full one
+    outputs   what a hidden layer gives, before its activation, times n / m; the same wherever that is a ReLU
+    rate      the same times 1 / r, with the rate r that the task names (HeteroFL's Scaler)
+
+    A layer's output is scaled through its weights, s (W x + b) = (s W) x + s b, so any net can be scaled whose axes
+    are known, and the fast path can do it too. With `masked`, classes whose rows are not trained have logits 0.
     """
+
+    scale: Literal["inputs", "outputs", "rate"] | None = "inputs"
+    masked: bool = False
+    clip: float | None = None  # the largest norm of a step's gradient
+
+    @property
+    def fast(self) -> bool:
+        return self.clip is None
+
+    def factors(self, task: Task, part: Part, structure: Structure) -> Mapping[str, float]:
+        if self.scale is None:
+            return {}
+        axes = structure.require_axes("scaling")
+        found: dict[str, float] = {}
+        for weight in structure.parameters:
+            if len(axes.tensors[weight]) < 2:
+                continue  # a bias, which goes with its weight, or a norm, which is not scaled
+            place = 1 if self.scale == "inputs" else 0
+            group = axes.tensors[weight][place].group
+            if group is None or not axes.groups[group].hidden:
+                continue
+            full = structure.shapes[weight]
+            kept = local_shape(part.sent[weight], full)
+            factor = 1 / float(task.scalars[RATE]) if self.scale == "rate" else full[place] / kept[place]
+            bias = f"{weight.removesuffix('weight')}bias"
+            names = [weight, bias] if place == 0 and bias in axes.tensors else [weight]
+            found |= dict.fromkeys(names, factor)
+        return {name: factor for name, factor in found.items() if factor != 1}
+
+    def absent(self, part: Part, structure: Structure) -> np.ndarray | None:
+        """The classes whose rows of the classifier the part does not train."""
+        if not self.masked:
+            return None
+        axes = structure.require_axes("leaving classes out")
+        for name, selection in part.trained.items():
+            group = axes.tensors[name][0].group
+            if group is not None and axes.groups[group].kind == "output" and isinstance(selection, Indices):
+                rows = selection.axes[0]
+                return (
+                    None if rows is None else np.isin(np.arange(axes.groups[group].size), rows, invert=True)
+                )
+        return None
 
     def start(self, site: Site, task: Task, part: Part, own: None, data: Examples, rng: Rng) -> Run:
         run = super().start(site, task, part, own, data, rng)
-        model = site.models[part.model]
-        if not model.composable:
-            raise SettingError("feddrop.scaling needs a model that is a chain of its layers")
-        factors = []
-        for layer in model.structure.layers:
-            weight = layer.parameters[0]
-            full = model.structure.shapes[weight]
-            factors.append(full[0] / local_shape(part.sent[weight], full)[0])
+        structure = site.models[part.model].structure
+        factors, forward = self.factors(task, part, structure), run.forward
+        absent = self.absent(part, structure)
+        if absent is not None:
+            run.memo[ABSENT] = torch.from_numpy(absent).to(data.targets.device)
+        if not factors:
+            return run
+        return replace(
+            run,
+            forward=lambda tensors, inputs: forward(
+                {name: one * factors[name] if name in factors else one for name, one in tensors.items()},
+                inputs,
+            ),
+        )
 
-        def forward(tensors: Tensors, inputs: Arrays) -> Tensor:
-            hidden = inputs
-            for position, factor in enumerate(factors):
-                hidden = model.run(position, position + 1, tensors, hidden)
-                hidden = hidden if factor == 1 else hidden * factor
-            return hidden  # type: ignore[no-any-return]
+    def loss(self, run: Run, batch: Examples, rng: Rng) -> Tensor:
+        outputs = run.forward(run.tensors, batch.inputs)
+        if ABSENT in run.memo:
+            # Zero, not minus infinity: an absent class keeps a share of the softmax, but gets no gradient.
+            outputs = outputs.masked_fill(run.memo[ABSENT], 0)
+        return run.site.objective.loss(outputs, batch.targets)
 
-        return replace(run, forward=forward)
+    def correct(self, run: Run, gradients: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+        if self.clip is None:
+            return gradients
+        norm = torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(g) for g in gradients.values()])
+        )
+        share = torch.clamp(self.clip / (norm + TINY), max=1.0)
+        return {name: gradient * share for name, gradient in gradients.items()}

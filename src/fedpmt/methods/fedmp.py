@@ -1,0 +1,206 @@
+"""FedMP: Jiang et al., "FedMP: Federated Learning through Adaptive Model Pruning in Heterogeneous Edge Computing",
+2022.
+
+Each round each worker gets a structured-pruned model: the server drops the share α of every hidden layer's filters
+and neurons, those of the smallest L1 norm. α is chosen by a bandit per worker (E-UCB) whose reward is the worker's
+loss decrease over how far its time was from the mean of all. What comes back is made whole by what the worker did not
+get, and then averaged (R2SP):
+
+    w <- 1/|S| Σ_k (embed(w_k) + r_k),   r_k = w - embed(w restricted to what k got)
+
+which is the fill mean: an entry counts as unchanged for each worker that did not have it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+
+from fedpmt.complexity.matching import largest_rate
+from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
+from fedpmt.submodel.depth import full
+from fedpmt.submodel.part import GLOBAL, Part, take
+from fedpmt.submodel.width import (
+    channel_norms,
+    hidden_groups,
+    important_channels,
+    kept_count,
+    narrow,
+    thinned,
+)
+from fedpmt.training.messages import Client, Reply, Task
+from fedpmt.types import MODEL, SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch import Tensor
+
+    from fedpmt.models.structure import Structure
+    from fedpmt.training.local import LocalWork
+
+
+@dataclass(frozen=True)
+class Bandit:
+    """What the server has learned of one worker. Arms are the intervals between borders."""
+
+    borders: tuple[float, ...]
+    ratios: tuple[float, ...] = ()  # α_s, oldest first
+    rewards: tuple[float, ...] = ()
+    loss: float | None = None  # of its last round
+
+    def draw(self, discount: float, rng: np.random.Generator) -> float:
+        """α, uniform in the interval j of highest Rbar(j) + sqrt(2 ln Σ N / N(j)); one without a visit comes first."""
+        # λ^(t - s): what was learned long ago counts less.
+        ages = np.arange(len(self.ratios))[::-1]
+        weights = discount**ages
+        arms = np.searchsorted(self.borders, self.ratios, side="right") - 1
+        visits = np.bincount(arms, weights, len(self.borders) - 1)  # N(j)
+        totals = np.bincount(arms, weights * self.rewards, len(self.borders) - 1)
+        bounds = np.full(len(visits), math.inf)
+        seen = visits > 0
+        spread = 2 * math.log(max(1.0, visits.sum()))
+        bounds[seen] = totals[seen] / visits[seen] + np.sqrt(spread / visits[seen])
+        best = int(np.argmax(bounds))
+        return float(rng.uniform(self.borders[best], self.borders[best + 1]))
+
+    def rewarded(self, ratio: float, reward: float, finest: float) -> Bandit:
+        """With one more experience; an interval wider than θ is split where it was made."""
+        arm = int(np.searchsorted(self.borders, ratio, side="right"))
+        low, high = self.borders[arm - 1], self.borders[arm]
+        borders = self.borders
+        if high - low > finest and ratio > low:
+            borders = (*borders[:arm], ratio, *borders[arm:])
+        return replace(self, borders=borders, ratios=(*self.ratios, ratio), rewards=(*self.rewards, reward))
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """The server's state."""
+
+    structure: Structure
+    tensors: Mapping[str, Tensor]  # w
+    bandits: Mapping[int, Bandit]  # of the workers that have replied
+
+
+@dataclass(frozen=True)
+class FedMP(Method[Pruning, None]):
+    """Adaptive structured pruning; without the bandit, α = 1 - r of the worker's budget."""
+
+    weight: Literal["samples", "uniform"] = "uniform"
+    bandit: bool = True  # α is learned from loss and time, else it follows from the budget
+    ratio: float | None = None  # α, the same for all workers and rounds
+    discount: float = 0.95  # λ
+    finest: float = 0.05  # θ, the width from which on an interval is split no more
+    most: float = 0.8  # the largest α that is tried
+    gap: float = 1e-3  # ε, added to the gap in time
+    clip: float = 5.0  # rewards beyond this are cut
+
+    def __post_init__(self) -> None:
+        limits = {
+            "ratio": (self.ratio is None or 0 <= self.ratio < 1, "a share of 0 or more, below 1,"),
+            "discount": (0 < self.discount <= 1, "a number above 0, at most 1,"),
+            "finest": (self.finest > 0, "a number above 0"),
+            "most": (0 < self.most < 1, "a share between 0 and 1"),
+            "gap": (self.gap > 0, "a number above 0"),
+            "clip": (0 < self.clip < math.inf, "a number above 0"),
+        }
+        for key, (allowed, needed) in limits.items():
+            if not allowed:
+                raise SettingError(f"fedmp.{key} = '{getattr(self, key)}' is refused: {needed} is needed")
+
+    @property
+    def learns(self) -> bool:
+        """Whether the bandits decide."""
+        return self.bandit and self.ratio is None
+
+    def init(self, setup: Setup) -> Pruning:
+        prototype = setup.prototypes[GLOBAL]
+        return Pruning(prototype.structure, prototype.tensors, {})
+
+    def assign(self, state: Pruning, client: Client, round: Round) -> Task:
+        part = self.pruned(state, self.alpha(state, client, round))
+        sent = {name: take(state.tensors[name], selection) for name, selection in part.sent.items()}
+        return Task((part,), {MODEL: sent})
+
+    def alpha(self, state: Pruning, client: Client, round: Round) -> float:
+        """The share of channels that this worker does without."""
+        if self.ratio is not None:
+            return self.ratio
+        if self.bandit:
+            return self.drawn(state, client.id, round)
+        budget, structure = client.budget, state.structure
+        if budget is None:
+            return 0.0
+        axes = structure.require_axes("fedmp")
+        return 1 - largest_rate(lambda rate: budget.allows(round.price(thinned(structure, axes, rate))))
+
+    def drawn(self, state: Pruning, worker: int, round: Round) -> float:
+        """What the worker's bandit draws in this round: the same wherever it is asked for."""
+        return self.known(state, worker).draw(self.discount, round.rng("ratio", worker))
+
+    def known(self, state: Pruning, worker: int) -> Bandit:
+        """The worker's bandit; one that knows nothing for a new worker."""
+        return state.bandits.get(worker, Bandit((0.0, self.most)))
+
+    def pruned(self, state: Pruning, alpha: float) -> Part:
+        """The model without the share α of the channels of least L1 norm, the same share in every hidden layer."""
+        # To the hundredth: each new shape has to be priced, which takes longer than to train it.
+        alpha = round(alpha, 2)
+        if alpha == 0:
+            return full(state.structure)
+        axes = state.structure.require_axes("fedmp")
+        kept = {
+            group.name: important_channels(
+                channel_norms(state.structure, state.tensors, group), kept_count(group.size, 1 - alpha)
+            )
+            for group in hidden_groups(axes)
+        }
+        return narrow(state.structure, axes, kept, f"prune {alpha:.2f}")
+
+    def local(self) -> LocalWork[None]:
+        from fedpmt.training.local import LocalWork
+
+        return LocalWork()
+
+    def aggregate(self, state: Pruning, replies: Iterable[Reply], round: Round) -> Step[Pruning]:
+        from fedpmt.aggregation import CoverageMean
+
+        mean = CoverageMean(state.tensors, "fill")
+        heard = []
+        for reply in replies:
+            mean.add(reply.part, reply.tensors[MODEL], reply.samples if self.weight == "samples" else 1)
+            heard.append((reply.device, reply.seconds, reply.metrics["train_loss"]))
+        bandits, metrics = self.taught(state, heard, round) if self.learns else (state.bandits, {})
+        return Step(Pruning(state.structure, mean.result(), bandits), metrics)
+
+    def taught(
+        self, state: Pruning, heard: list[tuple[int, float, float]], round: Round
+    ) -> tuple[dict[int, Bandit], dict[str, float]]:
+        """The bandits after a round in which these workers took so long and had this loss."""
+        bandits, rewards = dict(state.bandits), []
+        mean = sum(seconds for _, seconds, _ in heard) / max(1, len(heard))
+        for worker, seconds, loss in heard:
+            bandit = self.known(state, worker)
+            # There is no decrease to speak of in a worker's first round.
+            if bandit.loss is not None:
+                reward = self.reward(bandit.loss - loss, seconds, mean)
+                bandit = bandit.rewarded(self.drawn(state, worker, round), reward, self.finest)
+                rewards.append(reward)
+            bandits[worker] = replace(bandit, loss=loss)
+        return bandits, {"reward": sum(rewards) / len(rewards)} if rewards else {}
+
+    def reward(self, decrease: float, seconds: float, mean: float) -> float:
+        """ΔF_k / (|T_k - Tbar| / Tbar + ε), within the clip; in units of Tbar, so that the clock's do not matter."""
+        apart = abs(seconds - mean) / mean if mean else 0.0
+        reward = decrease / (apart + self.gap)
+        return min(self.clip, max(-self.clip, reward)) if math.isfinite(reward) else -self.clip
+
+    def predictor(self, state: Pruning) -> Predictor:
+        return Predictor("global", GLOBAL, state.tensors)
+
+    def neutral(self) -> Self:
+        return replace(self, ratio=0.0, weight="samples")

@@ -1,0 +1,76 @@
+"""IST: Yuan et al., "Distributed Learning of Fully Connected Neural Networks using Independent Subnet Training", 2022.
+
+Each round the hidden neurons of every layer are dealt at random to the devices that are asked, each to one of them.
+A device trains the sub-net of its own neurons; inputs and classes are everybody's. As no two sub-nets overlap, the
+server puts the trained weights back where they came from; only the classifier's bias is shared, and averaged. A
+weight between neurons of two devices rests until a deal brings them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Self
+
+from fedpmt.complexity.matching import rate_within
+from fedpmt.methods.averaging import Averaged, PartAveraging
+from fedpmt.submodel.width import (
+    HIDDEN,
+    disjoint_channels,
+    hidden_groups,
+    kept_count,
+    narrow,
+    thinned,
+    without_buffers,
+)
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from fedpmt.methods.base import Predictor, Round
+    from fedpmt.submodel.part import Part
+    from fedpmt.training.local import LocalWork
+    from fedpmt.training.messages import Client
+
+
+@dataclass(frozen=True)
+class IST(PartAveraging):
+    """Disjoint random sub-nets."""
+
+    needs_speeds = True
+
+    subnets: int | None = (
+        2  # S, how many sub-nets a deal makes; None, as in the paper: one for each device asked
+    )
+    scaling: bool = True  # hidden outputs times n / m in training, for the neurons that are elsewhere
+    norm: Literal["static", "averaged"] = "static"  # BatchNorm statistics: of data at the end, or averaged
+
+    def __post_init__(self) -> None:
+        if self.subnets is not None and self.subnets < 1:
+            raise SettingError(f"ist.subnets = '{self.subnets}' is refused: at least one is needed")
+
+    def part(self, state: Averaged, client: Client, round: Round) -> Part:
+        """The device's piece of this round's deal, or the first of it that the budget pays for."""
+        structure = state.structure
+        axes = structure.require_axes("ist")
+        place = round.cohort.index(client.id) if client.id in round.cohort else client.id
+        pieces = self.subnets or max(1, len(round.cohort))
+        rate = rate_within(client.budget, lambda rate: round.price(thinned(structure, axes, rate, HIDDEN)))
+        # One generator for all: every device sees the same deal.
+        rng = round.rng("deal")
+        kept = {}
+        for group in hidden_groups(axes):
+            piece = disjoint_channels(group.size, pieces, rng)[place % pieces]
+            kept[group.name] = piece[: kept_count(group.size, rate)]
+        part = narrow(structure, axes, kept, f"1 of {pieces} subnets")
+        return without_buffers(structure, part) if self.norm == "static" else part
+
+    def local(self) -> LocalWork[None]:
+        from fedpmt.training.local import LocalWork
+        from fedpmt.training.scaled import ScaledWork
+
+        return ScaledWork("outputs") if self.scaling else LocalWork()
+
+    def predictor(self, state: Averaged) -> Predictor:
+        return replace(super().predictor(state), statistics="data" if self.norm == "static" else "stored")
+
+    def neutral(self) -> Self:
+        return replace(self, subnets=1, norm="averaged")

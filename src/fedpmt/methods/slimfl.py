@@ -1,0 +1,170 @@
+"""SlimFL: Baek et al., "Joint Superposition Coding and Training for Federated Learning over Multi-Width Neural
+Networks", 2022.
+
+Every device trains a slimmable net at all its widths together (superposition training). It sends the narrow net
+and what the wider one adds to it, LH and RH, as one superposed signal; the better its channel, the more is decoded:
+
+    LH  iff  λ g / ((1 - λ) g + σ²) >= u',   RH  iff  LH, and (1 - λ) g / σ² >= u',   u' = 2^(u/W) - 1
+
+with a power gain g ~ Exp(1) of each device and round, and σ² the noise over the mean power received. The server
+averages each message over the devices it was decoded from. More than two widths are coded alike: each message
+gets the share λ of the power that is left, the last one the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+from fedpmt.complexity.budget import largest
+from fedpmt.complexity.cost import FLOAT_BYTES
+from fedpmt.methods.averaging import Averaged, PartAveraging
+from fedpmt.methods.base import Predictor, Step
+from fedpmt.submodel.depth import full
+from fedpmt.submodel.part import Part, add_at, size, take
+from fedpmt.submodel.width import corners, thinned
+from fedpmt.types import MODEL, SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fedpmt.methods.base import Round, Setup
+    from fedpmt.models.structure import Structure
+    from fedpmt.training.local import LocalWork
+    from fedpmt.training.messages import Client, Reply
+
+
+@dataclass(frozen=True)
+class SlimFL(PartAveraging):
+    """Superposition training and superposition coding."""
+
+    slim_widths: str = "0.5,1"  # shares of the channels, smallest first
+    narrow_weight: float = 1.0  # w_1, of the gradients of narrower nets
+    full_weight: float = 1.0  # w_2, of the widest net's
+    distill: bool = True  # narrower nets learn from the widest one, else from the labels
+    power: float = 0.8  # λ, the share of the power that goes into LH
+    rate: float = 1.0  # u / W, bits per second and hertz of each message
+    noise: float = 0.1  # σ² d^a / P
+    fit: bool = False  # a device trains and sends only the widths within its budget
+    evaluated: float = 1.0  # the width that is tested
+
+    def __post_init__(self) -> None:
+        widths = self.widths()
+        if list(widths) != sorted(set(widths)) or widths[-1] != 1 or not widths[0] > 0:
+            raise SettingError(
+                f"slimfl.slim_widths = '{self.slim_widths}' is refused: "
+                "shares above 0 that grow and end with 1 are needed, such as 0.5,1"
+            )
+        if self.evaluated not in widths:
+            raise SettingError.unknown("slimfl.evaluated", self.evaluated, [f"{width:g}" for width in widths])
+        limits = {
+            "narrow_weight": (self.narrow_weight >= 0, "a number of 0 or more"),
+            "full_weight": (self.full_weight > 0, "a number above 0"),
+            "power": (0 < self.power < 1, "a share between 0 and 1"),
+            "rate": (0 < self.rate < math.inf, "a number above 0"),
+            "noise": (0 <= self.noise < math.inf, "a number of 0 or more"),
+        }
+        for key, (allowed, needed) in limits.items():
+            if not allowed:
+                raise SettingError(f"slimfl.{key} = '{getattr(self, key)}' is refused: {needed} is needed")
+
+    def widths(self) -> tuple[float, ...]:
+        """The shares, smallest first."""
+        try:
+            return tuple(float(width) for width in self.slim_widths.split(","))
+        except ValueError:
+            return (0.0,)
+
+    def init(self, setup: Setup) -> Averaged:
+        state = super().init(setup)
+        if self.evaluated != 1 and any(layer.buffers for layer in state.structure.layers):
+            raise SettingError(
+                f"slimfl.evaluated = '{self.evaluated}' is refused: this model has running statistics, "
+                "which are those of the widest net"
+            )
+        return state
+
+    def nets(self, structure: Structure) -> tuple[Part, ...]:
+        """The slimmable net at every width, smallest first, each with the narrower ones inside it."""
+        axes, nets = structure.require_axes("slimfl"), list[Part]()
+        for width in self.widths():
+            net = full(structure) if width == 1 else thinned(structure, axes, width, derivable=True)
+            nets.append(replace(net, label=f"{width:g}x", inner=tuple(nets)))
+        return tuple(nets)
+
+    def part(self, state: Averaged, client: Client, round: Round) -> Part:
+        nets, budget = self.nets(state.structure), client.budget
+        if not self.fit or budget is None:
+            return nets[-1]
+        work = self.local()
+        return largest(nets, lambda net: budget.allows(work.cost(net, round.price)))
+
+    def local(self) -> LocalWork[None]:
+        from fedpmt.training.superposed import SlimWork
+
+        return SlimWork(self.narrow_weight, self.full_weight, self.distill)
+
+    @property
+    def threshold(self) -> float:
+        """u', the ratio of signal to noise and interference that a message needs."""
+        return math.exp2(self.rate) - 1
+
+    def margins(self, messages: int) -> tuple[float, ...]:
+        """λ_i - u' Σ_{j > i} λ_j: message i is decoded, after those before it, where g times this is u' σ² or more."""
+        margins, rest = [], 1.0
+        for _ in range(messages - 1):
+            share, rest = self.power * rest, (1 - self.power) * rest
+            margins.append(share - self.threshold * rest)
+        return (*margins, rest)
+
+    def decoded(self, gain: float, messages: int) -> int:
+        """How many messages, from LH on, come through a channel of this power gain."""
+        for place, margin in enumerate(self.margins(messages)):
+            if margin <= 0 or gain * margin < self.threshold * self.noise:
+                return place
+        return messages
+
+    def chance(self, wanted: int, messages: int) -> float:
+        """The probability that the first `wanted` messages are decoded: exp(-q / min margin), q = u' σ²."""
+        least = min(self.margins(messages)[:wanted])
+        return math.exp(-self.threshold * self.noise / least) if least > 0 else 0.0
+
+    def aggregate(self, state: Averaged, replies: Iterable[Reply], round: Round) -> Step[Averaged]:
+        from fedpmt.aggregation import CoverageMean
+
+        mean, structure = CoverageMean(state.tensors, self.rule()), state.structure
+        counts, delivered = dict.fromkeys((net.label for net in self.nets(structure)), 0), 0
+        for reply in replies:
+            messages = (*reply.part.inner, reply.part)
+            decoded = self.decoded(round.rng("fading", reply.device).exponential(), len(messages))
+            for net in messages[:decoded]:
+                counts[net.label] += 1
+            if not decoded:
+                continue
+            net, received = messages[decoded - 1], reply.tensors[MODEL]
+            corner = corners(structure, net)
+            tensors = {name: tensor[corner[name]] for name, tensor in received.items()}
+            mean.add(net, tensors, reply.samples if self.weight == "samples" else 1)
+            delivered += FLOAT_BYTES * sum(
+                size(selection, structure.shapes[name]) for name, selection in net.trained.items()
+            )
+        metrics = {f"decoded_{label}": float(count) for label, count in counts.items()}
+        return Step(Averaged(structure, mean.result()), {**metrics, "delivered_bytes": float(delivered)})
+
+    def predictor(self, state: Averaged) -> Predictor:
+        """The net at the width to be tested; channels it does not have are zero, which is the same."""
+        net = self.nets(state.structure)[self.widths().index(self.evaluated)]
+        if self.evaluated == 1:
+            return super().predictor(state)
+        tensors = {}
+        for name, tensor in state.tensors.items():
+            tensors[name] = tensor.new_zeros(tensor.shape)
+            add_at(tensors[name], net.sent[name], take(tensor, net.sent[name]))
+        return Predictor("global", net.model, tensors)
+
+    def neutral(self) -> Self:
+        best = (1 + self.threshold) / (2 + self.threshold)  # λ*, where both messages need the same channel
+        return replace(
+            self, narrow_weight=0.0, full_weight=1.0, power=best, noise=0.0, fit=False, evaluated=1.0
+        )

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from narrow_runs import check_fast_path, takes_fast_path
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedpmt.complexity.cost import Cost, Memory
+from fedpmt.methods.base import Prototype, Setup
+from fedpmt.methods.fjord import FjORD
+from fedpmt.models.layered import layered
+from fedpmt.models.nets import NETS
+from fedpmt.simulation.loop import payload_bytes
+from fedpmt.submodel.part import GLOBAL, Part, take
+from fedpmt.submodel.width import corners
+from fedpmt.training.local import LocalSettings, Run, Site, sgd_step
+from fedpmt.training.nested import WIDTHS, NestedWork, outputs_at, statistics_of
+from fedpmt.training.objective import CLASSIFICATION
+from fedpmt.types import MODEL, SettingError
+from models.nets_of_users import ResNet
+from support import Bench, samples
+
+
+def started(bench: Bench, budget: float = float("inf")) -> Run:
+    task = bench.method.assign(bench.state, bench.client(0, budget), bench.round(0))
+    site = Site({GLOBAL: bench.model}, CLASSIFICATION, bench.settings)
+    run: Run = bench.method.local().start(
+        site, task, task.offer[0], None, samples(8), lambda purpose: np.random.default_rng(0)
+    )
+    return run
+
+
+class Always:
+    """A generator that draws one width, or counts what it draws."""
+
+    def __init__(self, level: int) -> None:
+        self.level = level
+
+    def integers(self, _: int) -> int:
+        return self.level
+
+
+def test_widths_are_nested_and_cost_no_index() -> None:
+    bench = Bench(FjORD())
+    widths = FjORD().widths(bench.model.structure)
+    assert [len(part.inner) for part in widths] == [0, 1, 2, 3, 4]
+    assert all(part.overhead_bytes == 0 for part in widths)
+    # ⌈p · 8⌉ neurons
+    shapes = [corners(bench.model.structure, part)["4.bias"][0].stop for part in widths]
+    assert shapes == [2, 4, 5, 7, 8]
+
+
+def test_a_narrow_output_is_that_of_the_sliced_weights() -> None:
+    bench = Bench(FjORD())
+    run, inputs = started(bench), samples(5).inputs
+    for level, part in enumerate(FjORD().widths(bench.model.structure)):
+        sliced = {name: take(bench.state.tensors[name], kept) for name, kept in part.sent.items()}
+        torch.testing.assert_close(
+            outputs_at(run, level, inputs), bench.model.forward(sliced, inputs), rtol=0, atol=0
+        )
+
+
+def test_widths_are_drawn_evenly_anew_for_each_batch_up_to_the_largest() -> None:
+    bench = Bench(FjORD())
+    run = started(bench, budget=120.0)
+    allowed = len(run.part.inner) + 1
+    assert 1 < allowed < 5
+    seen: list[int] = []
+
+    class Counting:
+        rng = np.random.default_rng(1)
+
+        def integers(self, high: int) -> int:
+            seen.append(int(self.rng.integers(high)))
+            return seen[-1]
+
+    run.memo[WIDTHS] = Counting()
+    work = bench.method.local()
+    for _ in range(300):
+        work.loss(run, samples(2), lambda purpose: np.random.default_rng(0))
+    counts = np.bincount(seen, minlength=allowed)
+    assert len(counts) == allowed
+    assert counts.min() > 300 / allowed * 0.7
+
+
+@pytest.mark.parametrize("local", [{}, {"weight_decay": 0.5}, {"momentum": 0.9, "weight_decay": 0.5}])
+def test_nothing_outside_the_drawn_width_moves(local: dict[str, Any]) -> None:
+    bench = Bench(FjORD(), **local)
+    run = started(bench)
+    work, settings = bench.method.local(), bench.settings
+    velocity: dict[str, Tensor] = {}
+    for level in (4, 1, 0):
+        before = {name: tensor.detach().clone() for name, tensor in run.params.items()}
+        run.memo[WIDTHS] = Always(level)
+        loss = work.loss(run, samples(4), lambda purpose: np.random.default_rng(0))
+        gradients = dict(zip(run.params, torch.autograd.grad(loss, list(run.params.values())), strict=True))
+        sgd_step(run.params, gradients, velocity, settings, run.corner)
+        part = (*run.part.inner, run.part)[level]
+        assert any(not torch.equal(run.params[name], before[name]) for name in before)
+        for name, corner in corners(bench.model.structure, part).items():
+            rest = run.params[name].detach().clone()
+            rest[corner] = before[name][corner]
+            assert torch.equal(rest, before[name])
+
+
+def test_a_device_sends_back_its_largest_width_and_the_rest_keeps_its_bits() -> None:
+    bench = Bench(FjORD(), weight_decay=0.1)
+    reply = bench.reply(0, budget=150.0)
+    assert 0 < len(reply.part.inner) < 4
+    after = bench.method.aggregate(bench.state, [reply], bench.round(0)).state.tensors
+    for name, corner in corners(bench.model.structure, reply.part).items():
+        rest = after[name].clone()
+        rest[corner] = bench.state.tensors[name][corner]
+        assert torch.equal(rest, bench.state.tensors[name])
+
+
+class TestDistillation:
+    def loss(self, level: int) -> tuple[Bench, Run, Tensor]:
+        bench = Bench(FjORD(distil=True))
+        run = started(bench)
+        run.memo[WIDTHS] = Always(level)
+        return (
+            bench,
+            run,
+            bench.method.local().loss(run, samples(6), lambda purpose: np.random.default_rng(0)),
+        )
+
+    def test_is_the_sum_with_a_teacher_that_learns_nothing_from_it(self) -> None:
+        bench, run, loss = self.loss(1)
+        part, batch = run.part.inner[1], samples(6)
+        corner = corners(bench.model.structure, part)
+        teacher = bench.model.forward(run.tensors, batch.inputs)
+        pupil = bench.model.forward({name: run.params[name][corner[name]] for name in corner}, batch.inputs)
+        fixed = teacher.detach().softmax(1)
+        wanted = (
+            functional.cross_entropy(teacher, batch.targets) - (fixed * pupil.log_softmax(1)).sum(1).mean()
+        )
+        torch.testing.assert_close(loss, wanted)
+        parameters = list(run.params.values())
+        ours = torch.autograd.grad(loss, parameters)
+        for gradient, other in zip(ours, torch.autograd.grad(wanted, parameters), strict=True):
+            torch.testing.assert_close(gradient, other)
+
+    def test_its_own_width_has_nothing_to_learn(self) -> None:
+        bench, run, loss = self.loss(4)
+        batch = samples(6)
+        wanted = functional.cross_entropy(bench.model.forward(run.tensors, batch.inputs), batch.targets)
+        assert torch.equal(loss, wanted)
+        assert not run.corner
+
+    def test_is_not_for_other_losses(self) -> None:
+        bench = Bench(FjORD(distil=True))
+        task = bench.method.assign(bench.state, bench.client(0), bench.round(0))
+        site = Site(
+            {GLOBAL: bench.model}, replace(CLASSIFICATION, loss=nn.functional.mse_loss), bench.settings
+        )
+        with pytest.raises(SettingError, match="cross-entropy"):
+            bench.method.local().start(
+                site, task, task.offer[0], None, samples(4), lambda purpose: np.random.default_rng(0)
+            )
+
+
+def cost(operations: float, activations: int) -> Cost:
+    return Cost(0, operations, 0, 0, 10, 0.5, Memory(0, 0, activations, 0), sustained=operations + 10)
+
+
+def test_price_is_the_mean_over_widths_or_both_together() -> None:
+    """Widths of 90 + 10, 190 + 10 and 290 + 10 operations: 200 a step, or 300 + (90 + 190) / 3 with a teacher."""
+    empty = [Part(GLOBAL, {}, {}, str(level)) for level in range(2)]
+    widest = Part(GLOBAL, {}, {}, "2", inner=tuple(empty))
+    prices = {"0": cost(90, 5), "1": cost(190, 6), "2": cost(290, 8)}
+    mean = NestedWork().cost(widest, lambda part: prices[part.label])
+    assert mean.operations == pytest.approx(200)
+    assert mean.sustained == pytest.approx(200)
+    assert mean.memory_bytes == 8
+    both = NestedWork(distil=True).cost(widest, lambda part: prices[part.label])
+    assert both.operations == pytest.approx(300 + 280 / 3)
+    assert both.memory_bytes == 8 + 6
+    assert NestedWork(distil=True).cost(empty[0], lambda part: prices[part.label]) == prices["0"]
+
+
+def test_distillation_leaves_less_width_in_the_same_budget() -> None:
+    plain, taught = Bench(FjORD()), Bench(FjORD(distil=True))
+    labels = [
+        len(bench.method.assign(bench.state, bench.client(0, 300.0), bench.round(0)).offer[0].inner)
+        for bench in (plain, taught)
+    ]
+    assert labels[1] < labels[0]
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_the_fast_path_does_what_the_oracle_does(net: str) -> None:
+    check_fast_path(FjORD(), net, epochs=2, weight_decay=0.01)
+
+
+def test_what_the_fast_path_leaves_to_the_oracle() -> None:
+    assert takes_fast_path(FjORD(), "fcnn-mnist")
+    assert not takes_fast_path(FjORD(distil=True), "fcnn-mnist")
+    assert not takes_fast_path(FjORD(), "fcnn-mnist", momentum=0.9)
+
+
+class TestBatchNorm:
+    def bench(self) -> Bench:
+        torch.manual_seed(0)
+        bench = Bench(FjORD(sizes=2))
+        bench.model = layered(ResNet(), example=torch.zeros(2, 1, 8, 8))
+        prototype = Prototype(bench.model.structure, bench.model.initial())
+        bench.state = bench.method.init(Setup({GLOBAL: prototype}, 8, bench.price))
+        bench.settings = LocalSettings(3, 4, 0.05)
+        shapes = bench.model.structure.shapes
+        full = float(bench.model.structure.size(list(shapes)))
+        bench.price = lambda part: cost(full if not part.label.startswith("p 0.5") else full / 4, 0)
+        return bench
+
+    def test_each_width_has_its_own_statistics(self) -> None:
+        bench = self.bench()
+        reply = bench.reply(0, count=12)
+        assert not any("running" in name for name in reply.tensors[MODEL])
+        narrow, wide = (reply.tensors[statistics_of(level)] for level in (1, 2))
+        assert narrow["bn.running_mean"].shape == (2,)
+        assert wide["bn.running_mean"].shape == (4,)
+        assert payload_bytes(reply.tensors) == bench.method.local().upload_bytes(
+            reply.part, bench.model.structure
+        )
+
+    def test_a_width_is_averaged_over_those_that_train_it(self) -> None:
+        bench = self.bench()
+        small, large = bench.reply(0, budget=500.0, count=12), bench.reply(1, count=12)
+        assert (len(small.part.inner), len(large.part.inner)) == (0, 1)
+        assert statistics_of(2) not in small.tensors
+        state = bench.method.aggregate(bench.state, [small, large], bench.round(0)).state
+        one, two = (reply.tensors[statistics_of(1)]["bn.running_var"] for reply in (small, large))
+        torch.testing.assert_close(state.statistics[statistics_of(1)]["bn.running_var"], (one + two) / 2)
+        widest = large.tensors[statistics_of(2)]["bn.running_var"]
+        shown = bench.method.predictor(state).tensors["bn.running_var"]
+        torch.testing.assert_close(shown, widest)
+
+
+def test_no_width_at_all_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"fjord\.sizes = '0'"):
+        FjORD(sizes=0)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from narrow_runs import check_fast_path, takes_fast_path
+
+from fedpmt import api
+from fedpmt.methods.ist import IST
+from fedpmt.models.nets import NETS
+from fedpmt.submodel.part import Indices, add_at
+from fedpmt.types import MODEL, SettingError
+from support import SMALL, Bench
+
+COHORT = range(4)
+
+
+def neurons(bench: Bench, device: int, index: int = 0) -> list[int]:
+    selection = (
+        bench.method.assign(bench.state, bench.client(device), bench.round(index)).offer[0].sent["4.bias"]
+    )
+    assert isinstance(selection, Indices)
+    assert selection.axes[0] is not None
+    return selection.axes[0].tolist()  # type: ignore[no-any-return]
+
+
+def test_neurons_are_dealt_without_overlap_and_anew_each_round() -> None:
+    bench = Bench(IST(subnets=None))
+    deals = [[neurons(bench, device, index) for device in COHORT] for index in range(6)]
+    for deal in deals:
+        assert sorted(neuron for piece in deal for neuron in piece) == list(range(8))
+        assert [len(piece) for piece in deal] == [2, 2, 2, 2]
+    assert len({str(deal) for deal in deals}) > 1
+
+
+def test_weights_return_to_their_place_and_what_is_shared_is_averaged() -> None:
+    bench = Bench(IST(subnets=None))
+    replies = [bench.reply(device) for device in COHORT]
+    after = bench.method.aggregate(bench.state, replies, bench.round(0)).state.tensors
+    for name in ("0.weight", "0.bias", "4.weight", "4.bias", "6.weight"):
+        cover, wanted = torch.zeros_like(after[name]), torch.zeros_like(after[name])
+        for reply in replies:
+            add_at(cover, reply.part.trained[name], 1.0)
+            add_at(wanted, reply.part.trained[name], reply.tensors[MODEL][name])
+        assert cover.max() == 1  # nobody else has it
+        torch.testing.assert_close(after[name][cover == 1], wanted[cover == 1], rtol=1e-5, atol=1e-7)
+        # A weight between neurons of two devices rests.
+        assert torch.equal(after[name][cover == 0], bench.state.tensors[name][cover == 0])
+        assert bool((cover == 0).any()) == (name == "4.weight")
+    mean = torch.stack([reply.tensors[MODEL]["6.bias"] for reply in replies]).mean(dim=0)
+    torch.testing.assert_close(after["6.bias"], mean)
+
+
+def test_indices_travel_with_the_part() -> None:
+    bench = Bench(IST(subnets=None))
+    # One filter of four and two neurons of eight, four bytes each.
+    assert bench.reply(0).part.overhead_bytes == 4 * (1 + 2)
+
+
+def test_a_budget_leaves_the_first_of_a_piece() -> None:
+    bench = Bench(IST(subnets=2))
+    whole = neurons(bench, 0)
+    part = bench.method.assign(bench.state, bench.client(0, 30.0), bench.round(0)).offer[0]
+    kept = part.sent["4.bias"]
+    assert isinstance(kept, Indices)
+    assert kept.axes[0] is not None
+    assert kept.axes[0].tolist() == whole[: len(kept.axes[0])]
+    assert 0 < len(kept.axes[0]) < len(whole)
+
+
+def test_fewer_subnets_than_devices_are_shared() -> None:
+    bench = Bench(IST(subnets=2))
+    assert neurons(bench, 0) == neurons(bench, 2)
+    assert sorted(neurons(bench, 0) + neurons(bench, 1)) == list(range(8))
+
+
+def test_the_devices_of_a_round_share_one_deal_in_a_run() -> None:
+    settings: dict[str, Any] = {**SMALL, "task": "cnn-mnist", "lr": 0.01}
+    run = api.run(IST(subnets=None), **settings)
+    labels = {device.part for record in run.rounds for device in record.devices}
+    assert labels == {"1 of 5 subnets"}
+    # 8 + 16 + 128 channels, dealt to five devices; lists of all five together name each channel once.
+    assert [record.overhead_bytes for record in run.rounds] == [4 * (8 + 16 + 128)] * 2
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("scaling", [True, False])
+def test_the_fast_path_does_what_the_oracle_does(net: str, scaling: bool) -> None:
+    check_fast_path(IST(subnets=None, scaling=scaling), net)
+
+
+def test_scaling_makes_up_for_the_neurons_elsewhere() -> None:
+    bench = Bench(IST(subnets=None))
+    task = bench.method.assign(bench.state, bench.client(0), bench.round(0))
+    factors = bench.method.local().factors(task, task.offer[0], bench.model.structure)
+    assert factors == {"0.weight": 4.0, "0.bias": 4.0, "4.weight": 4.0, "4.bias": 4.0}
+    assert takes_fast_path(IST(), "cnn-mnist")
+
+
+def test_no_subnet_at_all_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"ist\.subnets = '0'"):
+        IST(subnets=0)
+
+
+def test_every_pair_of_neurons_meets_in_the_end() -> None:
+    bench = Bench(IST(subnets=None))
+    met = np.eye(8, dtype=bool)
+    for index in range(60):
+        for device in COHORT:
+            piece = neurons(bench, device, index)
+            met[np.ix_(piece, piece)] = True
+    assert met.all()
