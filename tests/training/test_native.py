@@ -186,3 +186,13 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
         assert native.library() is None
     finally:
         native.library.cache_clear()
+
+
+def test_a_label_that_is_no_class_is_refused_and_not_read() -> None:
+    model = build(NETS["fcnn-mnist"], generator(0, "init"))
+    data, part = samples(10, (1, 28, 28), 10), full(model.structure)
+    site = Site({GLOBAL: model}, CLASSIFICATION, LocalSettings(1, 7, 0.1))
+    for label in (-1, 10, 2**40):
+        data.targets[3] = label
+        with pytest.raises(RuntimeError):
+            fused.fused_train(site, [Task((part,), {MODEL: model.initial()})], [part], [data], [Seeds(0, 0)])

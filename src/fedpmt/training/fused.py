@@ -280,7 +280,8 @@ def _compiled(site: Site, task: Task, part: Part, data: Examples, rng: Rng) -> O
         return None
     received = local_tensors(task, part, model.structure)
     shapes = shapes_of(model, received, data.inputs)
-    if shapes is None:
+    # A label that is no class would be read as an address; torch says what is wrong with it.
+    if shapes is None or not bool(((data.targets >= 0) & (data.targets < shapes[-1].own_outputs)).all()):
         return None
     order = rng("order")
     orders = np.stack([order.permutation(len(data)) for _ in range(settings.epochs)])

@@ -453,8 +453,8 @@ static void backward(const Layer *layers, const Work *work, const Plan *plan, fl
     }
 }
 
-/* The local round of one device; weights and biases are changed in place. The mean loss over its steps, NAN where there
- * is no memory. `order` holds the samples of every epoch. */
+/* The local round of one device; weights and biases are changed in place. The mean loss over its steps, negative where
+ * there is no memory. `order` holds the samples of every epoch. */
 double fedpmt_train(const Plan *plan, const Layer *layers, float *const *weights, float *const *biases,
                     const float *inputs, const int64_t *labels, const int64_t *order) {
     const int count = plan->layers, frozen = plan->frozen;
@@ -464,7 +464,7 @@ double fedpmt_train(const Plan *plan, const Layer *layers, float *const *weights
     Work *work = prepare(layers, count, batch, frozen);
     float *cache = plan->cached && frozen ? malloc(sizeof(float) * plan->samples * hidden) : NULL;
     float *gathered = calloc((size_t)(batch * hidden + SLACK), sizeof(float));
-    double sum = NAN;
+    double sum = -1;
     int64_t steps = 0;
     if (!complete(layers, work, count, frozen) || !gathered || (plan->cached && frozen && !cache)) goto done;
     sum = 0;

@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -148,20 +149,24 @@ class Shape:
             self.biased,
         )
 
-    def pack(self, tensors: Tensors) -> tuple[np.ndarray, np.ndarray]:
-        """Weight and bias in the layout of the compiled code."""
+    def blank(self) -> tuple[np.ndarray, np.ndarray]:
+        """Weight and bias in the layout of the compiled code, all zero."""
+        if self.convolution:
+            size: tuple[int, ...] = (*self.kernel, self.inputs, self.outputs)
+        else:
+            size = self.outputs, self.spots, self.inputs // self.spots
+        return np.zeros(size, dtype=np.float32), np.zeros(self.outputs, dtype=np.float32)
+
+    def pack(self, tensors: Tensors, packed: np.ndarray, bias: np.ndarray) -> None:
+        """Write the layer's tensors there; padding stays as it is, zero."""
         weight = tensors[f"{self.path}.weight"].detach().numpy()
-        bias = np.zeros(self.outputs, dtype=np.float32)
-        if f"{self.path}.bias" in tensors:
+        if self.biased:
             bias[: self.own_outputs] = tensors[f"{self.path}.bias"].detach().numpy()
         if self.convolution:
-            packed = np.zeros((*self.kernel, self.inputs, self.outputs), dtype=np.float32)
             packed[:, :, : self.own_inputs, : self.own_outputs] = weight.transpose(2, 3, 1, 0)
-            return packed, bias
-        packed = np.zeros((self.outputs, self.spots, self.inputs // self.spots), dtype=np.float32)
+            return
         channels = weight.reshape(self.own_outputs, self.own_inputs, self.spots).transpose(0, 2, 1)
         packed[: self.own_outputs, :, : self.own_inputs] = channels
-        return packed, bias
 
     def unpack(self, packed: np.ndarray, bias: np.ndarray, names: frozenset[str]) -> dict[str, Tensor]:
         """The tensors of the layer, as copies."""
@@ -243,7 +248,22 @@ def _rows(inputs: Tensor, first: Shape) -> np.ndarray:
     if first.convolution:
         return np.ascontiguousarray(inputs.permute(0, 2, 3, 1).numpy())
     rows = inputs.flatten(1).numpy()
-    return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, first.inputs - rows.shape[1]))))
+    missing = first.inputs - rows.shape[1]
+    return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, missing))) if missing else rows)
+
+
+_own = threading.local()
+
+
+def _packed(shapes: Sequence[Shape], tensors: Tensors) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Weights and biases in this thread's own buffers: new memory for every device would cost more than the copy."""
+    key = tuple(shapes)
+    if getattr(_own, "key", None) != key:
+        _own.key, _own.buffers = key, [shape.blank() for shape in shapes]
+    buffers: list[tuple[np.ndarray, np.ndarray]] = _own.buffers
+    for shape, (weight, bias) in zip(shapes, buffers, strict=True):
+        shape.pack(tensors, weight, bias)
+    return buffers
 
 
 def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array[ctypes.c_void_p]:
@@ -264,7 +284,7 @@ def native_train(
     compiled = library()
     if compiled is None:
         raise RuntimeError("there is no compiled code here")
-    packed = [shape.pack(tensors) for shape in shapes]
+    packed = _packed(shapes, tensors)
     rows, targets = _rows(inputs, shapes[0]), np.ascontiguousarray(labels.numpy())
     positions = np.ascontiguousarray(order, dtype=np.int64)
     plan = _Plan(
@@ -288,6 +308,8 @@ def native_train(
         ctypes.c_void_p(targets.ctypes.data),
         ctypes.c_void_p(positions.ctypes.data),
     )
+    if loss < 0:
+        raise MemoryError("no memory for a device's local round")
     trained: dict[str, Tensor] = {}
     names = frozenset(tensors)
     for shape, (weight, bias) in list(zip(shapes, packed, strict=True))[frozen:]:
@@ -298,7 +320,7 @@ def native_train(
 def native_forward(shapes: Sequence[Shape], tensors: Tensors, inputs: Tensor) -> Tensor:
     """The outputs of the chain."""
     compiled = library()
-    packed = [shape.pack(tensors) for shape in shapes]
+    packed = _packed(shapes, tensors)
     rows = _rows(inputs, shapes[0])
     outputs = np.empty((len(rows), shapes[-1].outputs), dtype=np.float32)
     done = compiled is not None and compiled.fedpmt_forward(
