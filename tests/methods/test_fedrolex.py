@@ -24,7 +24,7 @@ def rows(part: Part, name: str) -> np.ndarray:
 
 
 def window(bench: Bench, index: int, rate: float = 0.4) -> Part:
-    return FedRolex().window(bench.state, rate, bench.round(index))
+    return FedRolex().slice(bench.state, rate, bench.round(index))
 
 
 @pytest.mark.parametrize(("layer", "full", "kept"), [("0.weight", 4, 2), ("4.weight", 8, 4)])
@@ -69,7 +69,7 @@ def test_full_width_is_whole_in_every_round() -> None:
 def test_both_sides_of_a_residual_sum_roll_together() -> None:
     model = layered(ResNet(), example=torch.zeros(2, 1, 8, 8))
     bench = Bench(FedRolex())
-    part = FedRolex().window(Averaged(model.structure, model.initial()), 0.5, bench.round(3))
+    part = FedRolex().slice(Averaged(model.structure, model.initial()), 0.5, bench.round(3))
     assert np.array_equal(rows(part, "stem.weight"), rows(part, "blocks.0.conv2.weight"))
     assert np.array_equal(rows(part, "blocks.1.conv2.weight"), rows(part, "blocks.1.shortcut.weight"))
     assert rows(part, "stem.weight").tolist() == [0, 3]

@@ -14,7 +14,8 @@ import fedpmt
 from fedpmt.complexity.budget import Budget
 from fedpmt.complexity.price import Price
 from fedpmt.methods.averaging import Averaged
-from fedpmt.methods.heterofl import HALVING, HeteroFL
+from fedpmt.methods.heterofl import HeteroFL
+from fedpmt.methods.slicing import HALVING
 from fedpmt.models.build import build
 from fedpmt.models.layered import layered
 from fedpmt.models.nets import NETS
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedpmt.training.messages import Reply
+
+FIRST = Bench(HeteroFL()).round(0)  # slices are the same in every round
 
 
 def cnn() -> nn.Sequential:
@@ -50,7 +53,7 @@ def test_parameter_counts_of_levels_a_to_e() -> None:
     state = Averaged(model.structure, {})
     counts = []
     for rate in HALVING:
-        part = HeteroFL().slice(state, rate)
+        part = HeteroFL().slice(state, rate, FIRST)
         shapes = model.structure.shapes
         counts.append(sum(size(part.sent[name], shapes[name]) for name in model.structure.parameters))
     assert counts == [1_556_874, 391_370, 98_922, 25_274, 6_594]
@@ -179,7 +182,7 @@ def test_budget_gives_the_largest_rate_that_fits(rates: Any, among: tuple[float,
     for budget in (1.0, 40.0, 150.0, 260.0, 1000.0):
         client = replace(bench.client(0), budget=Budget(budget))
         chosen = method.rate_of(bench.state, client, bench.round(0))
-        fitting = [r for r in grid if bench.price(method.slice(bench.state, r)).operations <= budget]
+        fitting = [r for r in grid if bench.price(method.slice(bench.state, r, FIRST)).operations <= budget]
         assert chosen == (fitting[-1] if fitting else grid[0])
 
 
@@ -285,7 +288,7 @@ def test_cost_grows_with_the_rate_up_to_that_of_the_whole_model() -> None:
         example=np.zeros((2, 1, 28, 28)),
     )
     state = Averaged(model.structure, model.initial())
-    costs = [price(HeteroFL().slice(state, rate)) for rate in (0.1, 0.25, 0.5, 0.75, 1.0)]
+    costs = [price(HeteroFL().slice(state, rate, FIRST)) for rate in (0.1, 0.25, 0.5, 0.75, 1.0)]
     operations = [cost.operations for cost in costs]
     assert operations == sorted(set(operations))
     assert [cost.memory_bytes for cost in costs] == sorted({cost.memory_bytes for cost in costs})

@@ -54,7 +54,10 @@ class PartAveraging(Method[Averaged, None]):
         return Averaged(prototype.structure, prototype.tensors)
 
     def assign(self, state: Averaged, client: Client, round: Round) -> Task:
-        offer = self.offer(state, client, round)
+        return self.task(state, self.offer(state, client, round))
+
+    def task(self, state: Averaged, offer: tuple[Part, ...]) -> Task:
+        """These parts on offer, with the tensors that they are made of."""
         sent = {name: take(state.tensors[name], selection) for name, selection in offer[0].sent.items()}
         return Task(offer, {MODEL: sent})
 

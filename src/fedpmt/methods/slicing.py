@@ -1,0 +1,99 @@
+"""What methods share that cut one slice of every hidden layer by a rate; they differ in the channels they take."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Self
+
+from fedpmt.complexity.matching import rate_within
+from fedpmt.methods.averaging import Averaged, PartAveraging
+from fedpmt.submodel.width import HIDDEN, of_classes, thinned, without_buffers
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedpmt.methods.base import Predictor, Round
+    from fedpmt.submodel.part import Part
+    from fedpmt.training.local import LocalWork
+    from fedpmt.training.messages import Client, Task
+
+HALVING = (1.0, 0.5, 0.25, 0.125, 0.0625)
+"""Levels a to e of both papers."""
+
+
+@dataclass(frozen=True)
+class SliceAveraging(PartAveraging):
+    """Each device trains a slice of rate r; every entry is averaged over the devices that trained it."""
+
+    needs_speeds = True
+
+    weight: Literal["samples", "uniform"] = "uniform"  # the mean counts devices, not samples
+    rates: Literal["matched", "halving"] = "matched"  # r on the 0.01 grid, or the papers' a to e
+    rate: float | None = None  # r, the same for all devices instead of one within the budget
+    scaler: bool = True  # hidden outputs times 1 / r in training
+    masked: bool = True  # masked cross-entropy: classes a device does not hold have logit 0
+    clip: float | None = None  # the largest norm of a step's gradient
+    norm: Literal["static", "averaged"] = "static"  # BatchNorm statistics: of data at the end, or averaged
+
+    @abstractmethod
+    def channels(self, size: int, count: int, round: Round) -> np.ndarray:
+        """I_l(t): which `count` of a layer's channels are in the slice, in order. Both sides know it from r and t."""
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and not 0 < self.rate <= 1:
+            raise SettingError(
+                f"{self.name}.rate = '{self.rate}' is refused: a rate above 0, at most 1, is needed"
+            )
+
+    @property
+    def name(self) -> str:
+        """As messages call the method."""
+        return type(self).__name__.lower()
+
+    def rate_of(self, state: Averaged, client: Client, round: Round) -> float:
+        """r_k: the largest rate within the device's budget, else the smallest there is."""
+        if self.rate is not None:
+            return self.rate
+        among = HALVING if self.rates == "halving" else None
+        return rate_within(client.budget, lambda rate: round.price(self.slice(state, rate, round)), among)
+
+    def slice(self, state: Averaged, rate: float, round: Round) -> Part:
+        """The sub-model of a rate; groups of one size are cut alike."""
+        structure = state.structure
+        axes = structure.require_axes(self.name)
+        part = thinned(
+            structure,
+            axes,
+            rate,
+            HIDDEN,
+            lambda size, count: self.channels(size, count, round),
+            derivable=True,
+        )
+        return without_buffers(structure, part) if self.norm == "static" else part
+
+    def part(self, state: Averaged, client: Client, round: Round) -> Part:
+        return self.held(state, client, self.slice(state, self.rate_of(state, client, round), round))
+
+    def held(self, state: Averaged, client: Client, part: Part) -> Part:
+        """A row of the classifier is averaged over the devices that hold its class."""
+        if not self.masked or client.label_counts is None:
+            return part
+        return of_classes(state.structure, part, client.label_counts.nonzero()[0])
+
+    def assign(self, state: Averaged, client: Client, round: Round) -> Task:
+        rate = self.rate_of(state, client, round)
+        part = self.held(state, client, self.slice(state, rate, round))
+        return replace(self.task(state, (part,)), scalars={"rate": rate})
+
+    def local(self) -> LocalWork[None]:
+        from fedpmt.training.scaled import ScaledWork
+
+        return ScaledWork("rate" if self.scaler else None, self.masked, self.clip)
+
+    def predictor(self, state: Averaged) -> Predictor:
+        return replace(super().predictor(state), statistics="data" if self.norm == "static" else "stored")
+
+    def neutral(self) -> Self:
+        return replace(self, weight="samples", rate=1.0, masked=False, clip=None, norm="averaged")
