@@ -3,10 +3,12 @@
  *
  * Layout. Images are channels-last; channels and features are padded with zeros to a multiple of LANES, and padded
  * weights are zero and stay so. A convolution's filters are [row, column x channel, filter], a linear layer's weights
- * [output, input].
+ * [input, output].
  *
- * Where the time goes. Products keep a block of sums in registers. Behind a max-pool and a ReLU most of the error
- * signal is zero (three quarters and about half of the rest), so convolutions go backward one nonzero entry at a time.
+ * Where the time goes. Products keep a block of sums or of weights in registers. A linear layer's weights are larger
+ * than the near caches: they are gone through in chunks, and by the lowest one once a step. Behind a max-pool and a ReLU
+ * most of the error signal is zero (three quarters and about half of the rest), so convolutions go backward one nonzero
+ * entry at a time.
  */
 #include <math.h>
 #include <stdint.h>
@@ -52,100 +54,165 @@ typedef struct {
 
 INLINE vector load(const float *from) { return *(const vector *)from; }
 INLINE void store(float *to, vector value) { *(vector *)to = value; }
+/* Stays in its register: left alone, compilers read it from memory again at each use, and loads become the limit. */
+#ifdef __AVX__
+#define HOLD(value) __asm__("" : "+x"(value))
+#else
+#define HOLD(value)
+#endif
 INLINE int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
-INLINE float total(vector value) {
-    const half sum = *(half *)&value + *((half *)&value + 1);
-    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
-}
 
 /* ---- linear layers ---- */
 
-/* y[m][n] = x[m] . w[n] + b[n] for SAMPLES x 4 of them; the weights of the next four are called for meanwhile. */
-INLINE void dots(const int samples, const float *x, int64_t inputs, const float *w, const float *ahead, const float *b,
-                 float *y, int64_t outputs, int rectified) {
-    vector sums[3][4];
+/* How many inputs, and vectors of outputs, of the weights a block in registers holds. */
+#define ROWS 4
+#define VECTORS 3
+/* Inputs at a time, so that their weights stay in the second cache, and outputs at a time, so that a batch of them and
+ * of their errors stays in the first. */
+#define CHUNK 64
+#define PANEL 192
+
+/* A batch and what its products with the weights are added to. */
+typedef struct {
+    const float *x;
+    float *y;
+    int64_t count;
+} Batch;
+
+/* y[m] += x[m] w for a block of the weights. */
+INLINE void lift(const int vectors, vector w[ROWS][VECTORS], Batch of, int64_t inputs, int64_t outputs) {
+    for (int64_t m = 0; m < of.count; m++, of.x += inputs, of.y += outputs) {
+        vector sums[VECTORS];
+        for (int v = 0; v < vectors; v++) sums[v] = load(of.y + v * LANES);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < vectors; v++) sums[v] += of.x[r] * w[r][v];
+        for (int v = 0; v < vectors; v++) store(of.y + v * LANES, sums[v]);
+    }
+}
+
+INLINE void block_forward(const int vectors, const float *w, Batch of, int64_t inputs, int64_t outputs) {
+    vector block[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < vectors; v++) block[r][v] = load(w + r * outputs + v * LANES);
+    lift(vectors, block, of, inputs, outputs);
+}
+
+/* A block takes its step; while it is in registers, the next batch goes through it. */
+INLINE void block_step(const int vectors, const Plan *plan, float *w, const float *x, const float *error, int64_t count,
+                       Batch next, int64_t inputs, int64_t outputs) {
+    vector block[ROWS][VECTORS];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < vectors; v++) block[r][v] = (vector){0};
+    for (int64_t m = 0; m < count; m++, x += inputs, error += outputs) {
+        vector errors[VECTORS];
+        for (int v = 0; v < vectors; v++) {
+            errors[v] = load(error + v * LANES);
+            HOLD(errors[v]);
+        }
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < vectors; v++) block[r][v] += x[r] * errors[v];
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < vectors; v++) {
+            float *at = w + r * outputs + v * LANES;
+            block[r][v] = plan->kept * load(at) - plan->rate * block[r][v];
+            store(at, block[r][v]);
+        }
+    lift(vectors, block, next, inputs, outputs);
+}
+
+/* The sums of four vectors. */
+INLINE half totals(vector a, vector b, vector c, vector d) {
+    const vector ab = __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14) +
+                      __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+    const vector cd = __builtin_shufflevector(c, d, 0, 8, 2, 10, 4, 12, 6, 14) +
+                      __builtin_shufflevector(c, d, 1, 9, 3, 11, 5, 13, 7, 15);
+    const vector sums = __builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) +
+                        __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+    return __builtin_shufflevector(sums, sums, 0, 1, 2, 3) + __builtin_shufflevector(sums, sums, 4, 5, 6, 7);
+}
+
+/* below[m][r] = error[m] . w[r] for four rows of the weights. */
+INLINE void rows_down(const int samples, const float *w, const float *error, float *below, int64_t inputs,
+                      int64_t outputs) {
+    vector sums[3][ROWS];
     for (int m = 0; m < samples; m++)
-        for (int n = 0; n < 4; n++) sums[m][n] = (vector){0};
-    for (int64_t k = 0; k < inputs; k += LANES) {
-        vector weights[4];
-        __builtin_prefetch(ahead + k);
-        for (int n = 0; n < 4; n++) weights[n] = load(w + n * inputs + k);
+        for (int r = 0; r < ROWS; r++) sums[m][r] = (vector){0};
+    for (int64_t n = 0; n < outputs; n += LANES) {
+        vector errors[3];
         for (int m = 0; m < samples; m++) {
-            vector value = load(x + m * inputs + k);
-            for (int n = 0; n < 4; n++) sums[m][n] += value * weights[n];
+            errors[m] = load(error + m * outputs + n);
+            HOLD(errors[m]);
+        }
+        for (int r = 0; r < ROWS; r++) {
+            vector row = load(w + r * outputs + n);
+            HOLD(row);
+            for (int m = 0; m < samples; m++) sums[m][r] += errors[m] * row;
         }
     }
     for (int m = 0; m < samples; m++)
-        for (int n = 0; n < 4; n++) {
-            float value = total(sums[m][n]) + b[n];
-            y[m * outputs + n] = rectified && value < 0 ? 0 : value;
-        }
+        *(half *)(below + m * inputs) = totals(sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
 }
 
-static void linear_forward(const Layer *layer, const float *w, const float *b, const float *x, float *y, int64_t count) {
-    const int64_t inputs = layer->inputs, outputs = layer->outputs;
-    for (int64_t n = 0; n < outputs; n += 4, w += 4 * inputs) {
-        int64_t m = 0, next = 4;
-#define DOTS(samples)                                                                                             \
-    for (; m + (samples) <= count; m += (samples), next += next < 7)                                              \
-    dots(samples, x + m * inputs, inputs, w, w + next * inputs, b + n, y + m * outputs + n, outputs, layer->rectified)
-        DOTS(3);
-        DOTS(2);
-        DOTS(1);
+/* Goes over the blocks of a chunk of the weights, panel by panel, and calls for those of the next rows meanwhile. */
+#define BLOCKS(WORK, first, last)                                                                                \
+    for (int64_t panel = 0; panel < outputs; panel += PANEL) {                                                   \
+        const int64_t end = panel + PANEL < outputs ? panel + PANEL : outputs;                                   \
+        for (int64_t k = first; k < last; k += ROWS) {                                                           \
+            int64_t n = panel;                                                                                   \
+            for (; n + VECTORS * LANES <= end; n += VECTORS * LANES) {                                           \
+                for (int r = 0; r < ROWS; r++) __builtin_prefetch(w + (k + ROWS + r) * outputs + n);             \
+                WORK(VECTORS);                                                                                   \
+            }                                                                                                    \
+            for (; n + 2 * LANES <= end; n += 2 * LANES) WORK(2);                                                \
+            for (; n < end; n += LANES) WORK(1);                                                                 \
+        }                                                                                                        \
     }
+
+static Batch behind(Batch of, int64_t k, int64_t n) { return (Batch){of.x + k, of.y + n, of.count}; }
+
+static void start_sums(const Layer *layer, const float *b, Batch of) {
+    for (int64_t m = 0; m < of.count; m++) memcpy(of.y + m * layer->outputs, b, sizeof(float) * layer->outputs);
 }
 
-/* The error goes down through four rows of weights. */
-INLINE void rows_down(const int vectors, const float *w, int64_t inputs, const float *error, int64_t outputs,
-                      float *below, int64_t count) {
-    vector rows[4][2];
-    for (int r = 0; r < 4; r++)
-        for (int v = 0; v < vectors; v++) rows[r][v] = load(w + r * inputs + v * LANES);
-    for (int64_t m = 0; m < count; m++, error += outputs, below += inputs)
-        for (int v = 0; v < vectors; v++) {
-            vector sum = load(below + v * LANES);
-            for (int r = 0; r < 4; r++) sum += error[r] * rows[r][v];
-            store(below + v * LANES, sum);
-        }
+static void rectify(const Layer *layer, float *y, int64_t size) {
+    for (int64_t k = 0; layer->rectified && k < size; k++) y[k] = y[k] < 0 ? 0 : y[k];
 }
 
-/* Then they take their step, while they are in the cache. */
-INLINE void rows_step(const int vectors, const Plan *plan, float *w, int64_t inputs, const float *x, const float *error,
-                      int64_t outputs, int64_t count) {
-    vector steps[4][2];
-    for (int r = 0; r < 4; r++)
-        for (int v = 0; v < vectors; v++) steps[r][v] = (vector){0};
-    for (int64_t m = 0; m < count; m++, error += outputs, x += inputs)
-        for (int v = 0; v < vectors; v++) {
-            const vector value = load(x + v * LANES);
-            for (int r = 0; r < 4; r++) steps[r][v] += error[r] * value;
-        }
-    for (int r = 0; r < 4; r++)
-        for (int v = 0; v < vectors; v++) {
-            float *at = w + r * inputs + v * LANES;
-            store(at, plan->kept * load(at) - plan->rate * steps[r][v]);
-        }
+static void linear_forward(const Layer *layer, const float *w, const float *b, Batch of) {
+    const int64_t inputs = layer->inputs, outputs = layer->outputs;
+    start_sums(layer, b, of);
+#define FORWARD(vectors) block_forward(vectors, w + k * outputs + n, behind(of, k, n), inputs, outputs)
+    BLOCKS(FORWARD, 0, inputs)
+    rectify(layer, of.y, of.count * outputs);
 }
 
+/* The error goes down where there is a layer below to train, and the weights take their step. Where there is none, the
+ * next batch can go through them at once: they are read from far once a step instead of twice. */
 static void linear_backward(const Layer *layer, const Plan *plan, float *w, float *b, const float *x, const float *error,
-                            float *below, int64_t count) {
+                            float *below, int64_t count, Batch next) {
     const int64_t inputs = layer->inputs, outputs = layer->outputs;
-    if (below) memset(below, 0, sizeof(float) * count * inputs);
-    for (int64_t n = 0; n < outputs; n += 4, w += 4 * inputs) {
-        for (int r = 0; layer->biased && r < 4; r++) {
-            float sum = 0;
-            for (int64_t m = 0; m < count; m++) sum += error[m * outputs + n + r];
-            b[n + r] = plan->kept * b[n + r] - plan->rate * sum;
+    for (int64_t n = 0; layer->biased && n < outputs; n++) {
+        float sum = 0;
+        for (int64_t m = 0; m < count; m++) sum += error[m * outputs + n];
+        b[n] = plan->kept * b[n] - plan->rate * sum;
+    }
+    start_sums(layer, b, next);
+    for (int64_t first = 0; first < inputs; first += CHUNK) {
+        const int64_t last = first + CHUNK < inputs ? first + CHUNK : inputs;
+        for (int64_t k = first; below && k < last; k += ROWS) {
+            int64_t m = 0;
+#define DOWN(samples)                                                                                           \
+    for (; m + (samples) <= count; m += (samples))                                                              \
+    rows_down(samples, w + k * outputs, error + m * outputs, below + m * inputs + k, inputs, outputs)
+            DOWN(3);
+            DOWN(1);
         }
-        int64_t k = 0;
-#define ROWS(vectors)                                                                           \
-    for (; k + (vectors)*LANES <= inputs; k += (vectors)*LANES) {                               \
-        if (below) rows_down(vectors, w + k, inputs, error + n, outputs, below + k, count);     \
-        rows_step(vectors, plan, w + k, inputs, x + k, error + n, outputs, count);              \
+#define STEP(vectors)                                                                                           \
+    block_step(vectors, plan, w + k * outputs + n, x + k, error + n, count, behind(next, k, n), inputs, outputs)
+        BLOCKS(STEP, first, last)
     }
-        ROWS(2);
-        ROWS(1);
-    }
+    rectify(layer, next.y, next.count * outputs);
 }
 
 /* ---- convolutions ---- */
@@ -230,8 +297,8 @@ static void convolution_forward(const Layer *layer, const Work *work, const floa
         convolve(layer, work, w, b, x + m * size, layer->pooled ? work->unpooled : own);
         if (layer->pooled) {
             pool(layer, work, work->unpooled, own, places + m * work->pooled);
-        } else if (layer->rectified) {
-            for (int64_t k = 0; k < work->size; k++) own[k] = own[k] < 0 ? 0 : own[k];
+        } else {
+            rectify(layer, own, work->size);
         }
     }
 }
@@ -357,7 +424,7 @@ static void forward(const Layer *layers, const Work *work, int first, int last, 
         if (layers[l].convolution)
             convolution_forward(layers + l, work + l, weights[l], biases[l], x, work[l].outputs, work[l].places, count);
         else
-            linear_forward(layers + l, weights[l], biases[l], x, work[l].outputs, count);
+            linear_forward(layers + l, weights[l], biases[l], (Batch){x, work[l].outputs, count});
         x = work[l].outputs;
     }
 }
@@ -379,6 +446,13 @@ static double loss_and_error(float *z, const int64_t *labels, const int64_t *ord
     return sum / (double)count;
 }
 
+/* Zeros that begin with a cache line: a vector that lies across two lines costs two reads. */
+static void *zeros(int64_t count, size_t size) {
+    const size_t bytes = ((size_t)count * size + 63) / 64 * 64;
+    void *made = aligned_alloc(64, bytes);
+    return made ? memset(made, 0, bytes) : NULL;
+}
+
 static Work *prepare(const Layer *layers, int count, int64_t batch, int frozen) {
     Work *work = calloc((size_t)count, sizeof(Work));
     for (int l = 0; work && l < count; l++) {
@@ -392,18 +466,18 @@ static Work *prepare(const Layer *layers, int count, int64_t batch, int frozen) 
             own->pooled = layer->pooled ? (int64_t)(own->high / 2) * (own->broad / 2) * layer->outputs : own->size;
             const int64_t filters =
                 (int64_t)layer->outputs * layer->kernel_height * padded((int64_t)layer->kernel_width * layer->inputs);
-            own->unpooled = malloc(sizeof(float) * own->size);
-            own->places = calloc((size_t)(batch * own->pooled), sizeof(int32_t));
+            own->unpooled = zeros(own->size, sizeof(float));
+            own->places = zeros(batch * own->pooled, sizeof(int32_t));
             if (l >= frozen) {
-                own->gradient = malloc(sizeof(float) * (filters + layer->outputs));
-                own->turned = calloc((size_t)filters, sizeof(float));
-                own->entries = malloc(sizeof(Entry) * (own->pooled + layer->outputs));
-                own->counts = malloc(sizeof(int64_t) * layer->outputs);
+                own->gradient = zeros(filters + layer->outputs, sizeof(float));
+                own->turned = zeros(filters, sizeof(float));
+                own->entries = zeros(own->pooled + layer->outputs, sizeof(Entry));
+                own->counts = zeros(layer->outputs, sizeof(int64_t));
             }
         }
-        own->outputs = calloc((size_t)(batch * own->pooled + SLACK), sizeof(float));
+        own->outputs = zeros(batch * own->pooled + SLACK, sizeof(float));
         /* The error at this layer's input; none goes below the first trained layer. */
-        if (l > frozen) own->errors = calloc((size_t)(batch * input_size(layer) + SLACK), sizeof(float));
+        if (l > frozen) own->errors = zeros(batch * input_size(layer) + SLACK, sizeof(float));
     }
     return work;
 }
@@ -434,7 +508,8 @@ static int complete(const Layer *layers, const Work *work, int count, int frozen
 }
 
 static void backward(const Layer *layers, const Work *work, const Plan *plan, float *const *weights,
-                     float *const *biases, const float *x, int64_t count) {
+                     float *const *biases, const float *x, int64_t count, Batch next) {
+    const Batch nothing = {NULL, NULL, 0};
     float *error = work[plan->layers - 1].outputs; /* the last layer's outputs were turned into their error */
     for (int l = plan->layers - 1; l >= plan->frozen; l--) {
         const Layer *layer = layers + l;
@@ -444,7 +519,7 @@ static void backward(const Layer *layers, const Work *work, const Plan *plan, fl
         if (layer->convolution)
             convolution_backward(layer, work + l, plan, weights[l], biases[l], inputs, error, work[l].places, below, count);
         else
-            linear_backward(layer, plan, weights[l], biases[l], inputs, error, below, count);
+            linear_backward(layer, plan, weights[l], biases[l], inputs, error, below, count, wanted ? nothing : next);
         if (wanted && layers[l - 1].rectified) {
             const int64_t size = count * work[l - 1].pooled;
             for (int64_t k = 0; k < size; k++) below[k] = inputs[k] > 0 ? below[k] : 0;
@@ -453,19 +528,35 @@ static void backward(const Layer *layers, const Work *work, const Plan *plan, fl
     }
 }
 
+/* The samples of one step: where its order begins, and how many there are. */
+static const int64_t *samples_of(const Plan *plan, const int64_t *order, int64_t step, int64_t *count) {
+    const int64_t each = (plan->samples + plan->batch - 1) / plan->batch; /* steps an epoch */
+    const int64_t begin = step % each * plan->batch, left = plan->samples - begin;
+    *count = left < plan->batch ? left : plan->batch;
+    return order + step / each * plan->samples + begin;
+}
+
+static void gather_samples(float *to, const float *from, const int64_t *order, int64_t count, int64_t size) {
+    for (int64_t s = 0; s < count; s++) memcpy(to + s * size, from + order[s] * size, sizeof(float) * size);
+}
+
 /* The local round of one device; weights and biases are changed in place. The mean loss over its steps, negative where
  * there is no memory. `order` holds the samples of every epoch. */
 double fedpmt_train(const Plan *plan, const Layer *layers, float *const *weights, float *const *biases,
                     const float *inputs, const int64_t *labels, const int64_t *order) {
     const int count = plan->layers, frozen = plan->frozen;
     const int64_t batch = plan->batch < plan->samples ? plan->batch : plan->samples;
+    const int64_t whole_epochs = plan->epochs * ((plan->samples + plan->batch - 1) / plan->batch);
+    const int64_t steps = plan->limit >= 0 && plan->limit < whole_epochs ? plan->limit : whole_epochs;
     const int first = plan->cached ? frozen : 0;
+    /* Nothing is trained below a linear first layer: the next batch can go through it as soon as it took its step. */
+    const int ahead = frozen == first && !layers[first].convolution && count > first + 1;
     const int64_t size = input_size(layers), hidden = input_size(layers + first);
     Work *work = prepare(layers, count, batch, frozen);
-    float *cache = plan->cached && frozen ? malloc(sizeof(float) * plan->samples * hidden) : NULL;
-    float *gathered = calloc((size_t)(batch * hidden + SLACK), sizeof(float));
+    float *cache = plan->cached && frozen ? zeros(plan->samples * hidden, sizeof(float)) : NULL;
+    float *gathered = zeros(2 * batch * hidden + SLACK, sizeof(float));
+    float *now = gathered, *then = gathered + batch * hidden;
     double sum = -1;
-    int64_t steps = 0;
     if (!complete(layers, work, count, frozen) || !gathered || (plan->cached && frozen && !cache)) goto done;
     sum = 0;
     for (int64_t m = 0; cache && m < plan->samples; m += batch) {
@@ -474,24 +565,33 @@ double fedpmt_train(const Plan *plan, const Layer *layers, float *const *weights
         memcpy(cache + m * hidden, work[frozen - 1].outputs, sizeof(float) * some * hidden);
     }
     const float *source = cache ? cache : inputs;
-    for (int64_t epoch = 0; epoch < plan->epochs; epoch++, order += plan->samples)
-        for (int64_t m = 0; m < plan->samples; m += batch) {
-            if (steps == plan->limit) goto done;
-            const int64_t some = m + batch <= plan->samples ? batch : plan->samples - m;
-            for (int64_t s = 0; s < some; s++)
-                memcpy(gathered + s * hidden, source + order[m + s] * hidden, sizeof(float) * hidden);
-            forward(layers, work, first, count, weights, biases, gathered, some);
-            sum += loss_and_error(work[count - 1].outputs, labels, order + m, some, plan->classes,
-                                  layers[count - 1].outputs);
-            const float *below = frozen > first ? work[frozen - 1].outputs : gathered;
-            backward(layers, work, plan, weights, biases, below, some);
-            steps++;
+    for (int64_t step = 0; step < steps; step++) {
+        int64_t some;
+        const int64_t *own = samples_of(plan, order, step, &some);
+        Batch next = {NULL, NULL, 0};
+        if (ahead && step > 0) {
+            forward(layers, work, first + 1, count, weights, biases, work[first].outputs, some);
+        } else {
+            gather_samples(now, source, own, some, hidden);
+            forward(layers, work, first, count, weights, biases, now, some);
         }
+        sum += loss_and_error(work[count - 1].outputs, labels, own, some, plan->classes, layers[count - 1].outputs);
+        if (ahead && step + 1 < steps) {
+            const int64_t *others = samples_of(plan, order, step + 1, &next.count);
+            gather_samples(then, source, others, next.count, hidden);
+            next.x = then;
+            next.y = work[first].outputs;
+        }
+        backward(layers, work, plan, weights, biases, frozen > first ? work[frozen - 1].outputs : now, some, next);
+        float *const swapped = now;
+        now = then;
+        then = swapped;
+    }
 done:
     release(work, count);
     free(cache);
     free(gathered);
-    return steps ? sum / (double)steps : sum;
+    return steps && sum >= 0 ? sum / (double)steps : sum;
 }
 
 /* The outputs of some samples, `block` of them at a time; 0 where there is no memory. */

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import platform
 import shutil
@@ -154,8 +155,8 @@ class Shape:
         if self.convolution:
             size: tuple[int, ...] = (*self.kernel, self.inputs, self.outputs)
         else:
-            size = self.outputs, self.spots, self.inputs // self.spots
-        return np.zeros(size, dtype=np.float32), np.zeros(self.outputs, dtype=np.float32)
+            size = self.spots, self.inputs // self.spots, self.outputs
+        return _aligned(size), _aligned((self.outputs,))
 
     def pack(self, tensors: Tensors, packed: np.ndarray, bias: np.ndarray) -> None:
         """Write the layer's tensors there; padding stays as it is, zero."""
@@ -165,21 +166,29 @@ class Shape:
         if self.convolution:
             packed[:, :, : self.own_inputs, : self.own_outputs] = weight.transpose(2, 3, 1, 0)
             return
-        channels = weight.reshape(self.own_outputs, self.own_inputs, self.spots).transpose(0, 2, 1)
-        packed[: self.own_outputs, :, : self.own_inputs] = channels
+        channels = weight.reshape(self.own_outputs, self.own_inputs, self.spots).transpose(2, 1, 0)
+        packed[:, : self.own_inputs, : self.own_outputs] = channels
 
     def unpack(self, packed: np.ndarray, bias: np.ndarray, names: frozenset[str]) -> dict[str, Tensor]:
         """The tensors of the layer, as copies."""
         if self.convolution:
             weight = packed[:, :, : self.own_inputs, : self.own_outputs].transpose(3, 2, 0, 1)
         else:
-            weight = packed[: self.own_outputs, :, : self.own_inputs].transpose(0, 2, 1)
+            weight = packed[:, : self.own_inputs, : self.own_outputs].transpose(2, 1, 0)
             weight = weight.reshape(self.own_outputs, self.own_inputs * self.spots)
         own = {
             f"{self.path}.weight": torch.from_numpy(np.array(weight, order="C")),
             f"{self.path}.bias": torch.from_numpy(bias[: self.own_outputs].copy()),
         }
         return {name: tensor for name, tensor in own.items() if name in names}
+
+
+def _aligned(size: tuple[int, ...]) -> np.ndarray:
+    """Zeros that begin with a cache line, as the compiled code's own buffers do."""
+    count, line = math.prod(size), 64
+    room = np.zeros(4 * count + line, dtype=np.uint8)
+    begin = -room.ctypes.data % line
+    return room[begin : begin + 4 * count].view(np.float32).reshape(size)
 
 
 def _padded(count: int) -> int:
