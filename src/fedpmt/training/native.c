@@ -227,7 +227,10 @@ INLINE void window(const int pixels, const int vectors, const float *image, int6
         const float *at = image + row * line;
         for (int64_t k = 0; k < segment; k++, w += filters) {
             vector weights[2];
-            for (int v = 0; v < vectors; v++) weights[v] = load(w + v * LANES);
+            for (int v = 0; v < vectors; v++) {
+                weights[v] = load(w + v * LANES);
+                HOLD(weights[v]);
+            }
             for (int p = 0; p < pixels; p++)
                 for (int v = 0; v < vectors; v++) sums[p][v] += at[p * channels + k] * weights[v];
         }
