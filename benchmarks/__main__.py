@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import aggregation, draw, scale
+from benchmarks import aggregation, draw, own, scale
 from benchmarks.environments import cache_folder
 from benchmarks.measure import PEERS, Benchmark, Plan, quick
 from benchmarks.page import page, threads_table
@@ -102,8 +102,19 @@ def parser() -> argparse.ArgumentParser:
     )
     grow.set_defaults(do=do_scale)
 
+    inside = commands.add_parser("own", help="our rounds: the time of each width, and of an evaluation")
+    _choice(inside)
+    inside.add_argument("--repeat", type=int, default=3, metavar="N", help="(%(default)s)")
+    inside.add_argument("--rounds", type=int, default=10, help="of a repetition (%(default)s)")
+    inside.add_argument(
+        "--out", type=Path, default=DEFAULT_OUT / "own.json", metavar="FILE.json", help="(%(default)s)"
+    )
+    inside.set_defaults(do=do_own)
+
     show = commands.add_parser("draw", help="figures and Markdown tables from the JSON files")
-    show.add_argument("files", type=Path, nargs="+", metavar="FILE.json", help="of run, scale or aggregation")
+    show.add_argument(
+        "files", type=Path, nargs="+", metavar="FILE.json", help="of run, scale, own or aggregation"
+    )
     show.add_argument(
         "--figures", type=Path, default=DEFAULT_OUT, metavar="FOLDER", help="where figures go (%(default)s)"
     )
@@ -279,6 +290,49 @@ def scale_text(results: scale.ScaleResults) -> str:
     )
 
 
+def do_own(given: argparse.Namespace) -> int:
+    """Look into our own rounds."""
+    results = own.run(replace(plan_of(given), repeat=given.repeat, rounds=given.rounds))
+    _write(given.out, results.model_dump_json(indent=1))
+    print(own_text(results))
+    return 0
+
+
+def own_text(results: own.OwnResults) -> str:
+    """Both tables."""
+    from benchmarks.page import table
+    from benchmarks.summary import seconds_text
+
+    widths = [
+        [
+            one.setting,
+            str(one.epochs),
+            str(one.width),
+            seconds_text(one.seconds),
+            f"{one.time:.2f}",
+            f"{one.operations:.2f}",
+            f"{one.time / one.operations - 1:+.0%}",
+        ]
+        for one in results.widths
+    ]
+    evaluations = [
+        [
+            one.setting,
+            seconds_text(one.round_seconds),
+            seconds_text(one.evaluated_seconds),
+            f"{one.share:.2f}",
+        ]
+        for one in results.evaluations
+    ]
+    head = ("setting", "E", "width", "a device's round", "time of the full", "`exact` of the full", "apart")
+    return "\n\n".join(
+        (
+            table(head, widths),
+            table(("setting", "a round", "with an evaluation", "evaluation over round"), evaluations),
+        )
+    )
+
+
 def do_draw(given: argparse.Namespace) -> int:
     """Turn JSON files into figures and tables."""
     texts = []
@@ -293,6 +347,8 @@ def do_draw(given: argparse.Namespace) -> int:
             grown = scale.ScaleResults.model_validate(content)
             draw.save(draw.scale_figure(grown), figure)
             texts.append(scale_text(grown))
+        elif "evaluations" in content:
+            texts.append(own_text(own.OwnResults.model_validate(content)))
         elif "copy_gb_per_second" in content:
             texts.append(aggregation_text(aggregation.AggregationResults.model_validate(content)))
         else:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import draw
-from benchmarks.__main__ import main, parser
+from benchmarks import draw, own
+from benchmarks.__main__ import main, own_text, parser
 from benchmarks.machine import Machine, Peak
+from benchmarks.measure import Plan
 from benchmarks.page import page, partial_table, setting_table, table
 from benchmarks.peers.common import Job
 from benchmarks.results import Measurement, Results, Tried
@@ -198,3 +199,17 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(["run", "--peers", "tff"])
     assert "allowed: ours, plain" in capsys.readouterr().err
+
+
+def test_own_rounds_are_measured_width_by_width(tmp_path: Path) -> None:
+    """The full width is the unit of both columns, and an evaluated round is told apart from a plain one."""
+    plan = Plan((SMOKE,), repeat=1, warmup=1, rounds=3, work=tmp_path)
+    results = own.run(plan, epochs=(1,))
+    assert [one.width for one in results.widths] == [1, 2, 3, 4]
+    assert (results.widths[-1].time, results.widths[-1].operations) == (1, 1)
+    assert all(
+        narrow.operations < wide.operations
+        for narrow, wide in zip(results.widths, results.widths[1:], strict=False)
+    )
+    assert results.evaluations[0].round_seconds > 0
+    assert "smoke | 1 | 4" in own_text(results)

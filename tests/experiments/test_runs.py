@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -128,3 +131,37 @@ def test_another_clock_gives_the_record_that_training_again_would(
 def test_a_clock_under_which_others_arrive_needs_training(tmp_path: Path) -> None:
     old = played(tmp_path, method="fedavg")
     assert api.restamp(old, settings(method="fedavg", deadline=25.0)) is None
+
+
+LONG = """
+import sys
+from pathlib import Path
+from fedpmt.experiments.library import Library
+from fedpmt.settings import resolve
+
+if __name__ == "__main__":
+    given = {"devices": 8, "samples": 12, "cohort": 4, "rounds": 100000, "eval_every": 100000}
+    Library(Path(sys.argv[1]) / "kept", Path(sys.argv[1]) / "work", 1).play([resolve(given)])
+"""
+
+
+def test_a_killed_batch_of_runs_leaves_nobody_playing(tmp_path: Path) -> None:
+    script = tmp_path / "long.py"
+    script.write_text(LONG, encoding="utf-8")
+    parent = subprocess.Popen([sys.executable, str(script), str(tmp_path)])
+
+    def played_rounds() -> int:
+        return sum(path.stat().st_size for path in tmp_path.glob("work/*/rounds.jsonl"))
+
+    try:
+        deadline = time.monotonic() + 60
+        while not played_rounds() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert played_rounds()
+    finally:
+        parent.kill()
+        parent.wait()
+    time.sleep(1.5)
+    stopped = played_rounds()
+    time.sleep(1.5)
+    assert played_rounds() == stopped

@@ -8,9 +8,11 @@ import multiprocessing
 import os
 import re
 import shutil
+import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from multiprocessing.connection import wait as wait_for
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import api, records
@@ -70,7 +72,8 @@ class Library:
         context = multiprocessing.get_context("spawn")
         begun, done = time.monotonic(), 0
         running: dict[Future[None], Settings] = {}
-        with ProcessPoolExecutor(min(self._jobs, len(waiting)), mp_context=context) as pool:
+        workers = min(self._jobs, len(waiting))
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
             try:
                 while waiting or running:
                     while waiting and len(running) < self._jobs:
@@ -117,6 +120,18 @@ def name_of(settings: Settings) -> str:
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
     words = f"{settings.method}-{settings.task}-{settings.data}-{settings.partition}-seed{settings.seed}"
     return f"{re.sub(r'[^a-z0-9.]+', '-', words.lower())}-{digest}"
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed ends too: nobody would keep what it plays, and it would hold the folder."""
+    parent = multiprocessing.parent_process()
+
+    def watch(sentinel: int) -> None:
+        wait_for([sentinel])
+        os._exit(1)
+
+    if parent is not None:
+        threading.Thread(target=watch, args=(parent.sentinel,), daemon=True).start()
 
 
 def _play(settings: Settings, folder: Path) -> None:

@@ -1,0 +1,146 @@
+"""Our own rounds: the time of each width against `exact` pricing, and what an evaluation adds to a round."""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import BaseModel
+
+from benchmarks.environments import python_of
+from benchmarks.machine import Machine, describe
+from benchmarks.measure import Case, Plan, job_of
+from benchmarks.results import Measurement
+from benchmarks.runner import Way, measure
+from benchmarks.settings import FEDAVG, Setting
+from fedpmt.api import paper_problem_of, settings_of
+from fedpmt.seeds import Seeds
+from fedpmt.simulation.assemble import make_price
+from fedpmt.simulation.schedule import local_settings
+from fedpmt.submodel.depth import widths
+from fedpmt.submodel.part import GLOBAL
+from fedpmt.training.batches import CPU, placed
+from fedpmt.training.fused import fused_train
+from fedpmt.training.local import Site
+from fedpmt.training.messages import Task
+from fedpmt.types import MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedpmt.submodel.part import Part
+
+
+class WidthTime(BaseModel):
+    """One width of one net, relative to the full model."""
+
+    setting: str
+    epochs: int
+    width: int
+    seconds: float  # of a device's local round on one core
+    time: float  # over the full width's
+    operations: float  # `exact`, over the full width's
+
+
+class EvaluationTime(BaseModel):
+    """What evaluating the whole test set adds to a round."""
+
+    setting: str
+    round_seconds: float
+    evaluated_seconds: float  # of a round that ends with an evaluation
+
+    @property
+    def share(self) -> float:
+        """Of a round."""
+        return self.evaluated_seconds / self.round_seconds - 1
+
+
+class OwnResults(BaseModel):
+    """One run of this part of the benchmark."""
+
+    machine: Machine
+    widths: list[WidthTime] = []
+    evaluations: list[EvaluationTime] = []
+
+
+def run(plan: Plan, *, epochs: Sequence[int] = (1, 5)) -> OwnResults:
+    """Each setting's widths, then its evaluation; `plan.repeat` repetitions in turn."""
+    results = OwnResults(machine=describe())
+    for setting in plan.settings:
+        for count in epochs:
+            results.widths += width_times(setting, count, plan)
+        results.evaluations.append(evaluation_time(setting, plan))
+        print(f"{setting.name}: done", file=sys.stderr, flush=True)
+    return results
+
+
+def width_times(setting: Setting, epochs: int, plan: Plan) -> list[WidthTime]:
+    """A device's local round at every width, as the simulator runs it, on one thread."""
+    given = {
+        **setting.ours("fedpmt"),
+        "cohort": setting.cohort,
+        "batch": setting.batch,
+        "epochs": epochs,
+        "lr": setting.lr,
+    }
+    if plan.data_dir is not None:
+        given["data_dir"] = str(plan.data_dir)
+    settings = settings_of(given)
+    problem = paper_problem_of(settings)
+    site = Site({GLOBAL: problem.model}, problem.objective, local_settings(settings))
+    weights = problem.model.initial()
+    parts = widths(problem.model.structure, settings.widths or problem.widths)
+    data = placed(problem.data.shard(0), CPU)
+
+    def once(part: Part) -> float:
+        begun = time.perf_counter()
+        fused_train(site, [Task((part,), {MODEL: weights})], [part], [data], [partial(Seeds(0, 0), device=0)])
+        return time.perf_counter() - begun
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        once(parts[-1])
+        seconds: list[list[float]] = [[] for _ in parts]
+        for _ in range(plan.rounds * plan.repeat):
+            for taken, part in zip(seconds, parts, strict=True):
+                taken.append(once(part))
+    finally:
+        torch.set_num_threads(threads)
+    price = make_price(settings, problem)
+    full, most = median(seconds[-1]), price(parts[-1]).sustained
+    return [
+        WidthTime(
+            setting=setting.name,
+            epochs=epochs,
+            width=number,
+            seconds=median(taken),
+            time=median(taken) / full,
+            operations=price(part).sustained / most,
+        )
+        for number, (taken, part) in enumerate(zip(seconds, parts, strict=True), start=1)
+    ]
+
+
+def evaluation_time(setting: Setting, plan: Plan) -> EvaluationTime:
+    """Rounds with and without an evaluation, in turn."""
+    case = Case(setting, "ours", FEDAVG)
+    taken: dict[bool, list[float]] = {False: [], True: []}
+    for repetition in range(plan.repeat):
+        for evaluated, found in taken.items():
+            way = Way("", {"eval_every": 1} if evaluated else {})
+            job = job_of(case, way, plan, rounds=plan.rounds, seed=repetition)
+            blank = Measurement(
+                setting=setting.name, peer="ours", variant=FEDAVG.name, repetition=repetition, threads=""
+            )
+            one = measure("ours", python_of("ours"), way, job, blank, limit=plan.limit)
+            if not one.seconds or one.error:
+                raise RuntimeError(f"{setting.name}: {one.error or 'no round was measured'}")
+            found.append(median(one.seconds))
+    return EvaluationTime(
+        setting=setting.name, round_seconds=median(taken[False]), evaluated_seconds=median(taken[True])
+    )
