@@ -55,6 +55,12 @@ def parser() -> argparse.ArgumentParser:
         "--no-search", action="store_true", help="take the first way of using the cores instead of trying all"
     )
     run.add_argument(
+        "--ways",
+        type=Path,
+        metavar="FILE.json",
+        help="take the ways of using the cores that a run, or `threads`, found on this machine",
+    )
+    run.add_argument(
         "--out", type=Path, default=DEFAULT_OUT / "compare.json", metavar="FILE.json", help="(%(default)s)"
     )
     run.set_defaults(do=do_run)
@@ -199,6 +205,7 @@ def do_run(given: argparse.Namespace) -> int:
         rounds=given.rounds,
         accuracy_rounds=given.accuracy_rounds,
         search=not given.no_search,
+        known=tuple(Results.model_validate_json(given.ways.read_bytes()).threads) if given.ways else (),
     )
     results = Benchmark(quick(plan) if given.quick else plan).run()
     print(page(results))

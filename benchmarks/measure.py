@@ -34,6 +34,7 @@ class Plan:
     accuracy_rounds: int = 20  # of the first repetition, and of ours in all of them
     limit: float = 60.0  # seconds a round
     search: bool = True  # try all ways of using the cores; else the first
+    known: tuple[Tried, ...] = ()  # ways that were found before, not tried again
     trial_rounds: int = 5  # of each way, with the warm-up
     peak_seconds: float = 1.5  # spent on finding the machine's peak, in each repetition
     data_dir: Path | None = None
@@ -129,6 +130,13 @@ class Benchmark:
             for peer in self.plan.peers:
                 case = Case(setting, peer)
                 options = ways(peer)
+                known = next(
+                    (one for one in self.plan.known if (one.setting, one.peer) == (setting.name, peer)), None
+                )
+                if known is not None and known.chosen in [way.name for way in options]:
+                    self._ways[setting.name, peer] = next(way for way in options if way.name == known.chosen)
+                    self.results.threads.append(known)
+                    continue
                 if not self.plan.search or len(options) == 1 or isinstance(self._pythons[peer], str):
                     self._ways[setting.name, peer] = options[0]
                     continue

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fedpmt.submodel.part import Whole, add_at, take
+from fedpmt.training.native import native_fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,8 +103,10 @@ class CoverageMean:
         current, fresh = self._weights[name], name not in self._sums
         if fresh:
             self._sums[name] = torch.empty_like(current, memory_format=torch.contiguous_format)
-        buffer = torch.empty_like(current.reshape(-1)[:BLOCK])
         tensors = [tensor for tensor, _ in waiting]
+        if native_fold(self._sums[name], current, tensors, [share for _, share in waiting], fresh=fresh):
+            return
+        buffer = torch.empty_like(current.reshape(-1)[:BLOCK])
         for total, now, *trained in _blocks(self._sums[name], current, *tensors):
             for place, (own, (_, share)) in enumerate(zip(trained, waiting, strict=True)):
                 into = total if fresh and place == 0 else buffer[: len(total)]

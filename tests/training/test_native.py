@@ -196,3 +196,24 @@ def test_a_label_that_is_no_class_is_refused_and_not_read() -> None:
         data.targets[3] = label
         with pytest.raises(RuntimeError):
             fused.fused_train(site, [Task((part,), {MODEL: model.initial()})], [part], [data], [Seeds(0, 0)])
+
+
+@needs_compiler
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("entries", [1, 1000, 3 * native.SLICE + 17])
+def test_replies_are_summed_to_the_bits_of_torch(entries: int, fresh: bool) -> None:
+    draw = torch.Generator().manual_seed(entries)
+    before, now, *replies = (torch.randn(entries, generator=draw) for _ in range(5))
+    shares = [1.0, 0.3, 7.0]
+    wanted = torch.zeros(entries) if fresh else before.clone()
+    for reply, share in zip(replies, shares, strict=True):
+        wanted += (reply - now) * share
+    assert native.native_fold(before, now, replies, shares, fresh=fresh)
+    assert torch.equal(before, wanted)
+
+
+def test_what_the_compiled_sum_does_not_know_is_left_to_torch() -> None:
+    single, double = torch.ones(4, 4), torch.ones(4, 4, dtype=torch.float64)
+    assert not native.native_fold(double, double, [double], [1.0], fresh=True)
+    assert not native.native_fold(single.t()[:2], single.t()[:2], [single.t()[:2]], [1.0], fresh=True)
+    assert torch.equal(double, torch.ones_like(double))

@@ -191,7 +191,7 @@ def fused_forward(model: LayeredModel, tensors: Tensors, inputs: Tensor) -> Tens
     """The outputs of a chain known here, for evaluation; None where the model is not one."""
     if not is_chain(model) or not _fits(model, inputs):
         return None
-    if _takes_images(_modules(model)) and (shapes := shapes_of(model, tensors, inputs)) is not None:
+    if (shapes := shapes_of(model, tensors, inputs)) is not None:
         return native_forward(shapes, tensors, inputs)
     chain = Chain(model, 0, len(model.structure.layers), [tensors])
     return chain.forward(_prepared(model, [inputs]))[0, :, :-1]

@@ -1,5 +1,5 @@
 /* Local SGD on a chain of common layers, one device on one core: what `fused.py` does, without an interpreter between
- * its steps. Compiled on first use (see native.py); nothing but the C library is needed.
+ * its steps; and the server's sum of replies. Compiled on first use (see native.py); nothing but the C library is needed.
  *
  * Layout. Images are channels-last; channels and features are padded with zeros to a multiple of LANES, and padded
  * weights are zero and stay so. A convolution's filters are [row, column x channel, filter], a linear layer's weights
@@ -610,4 +610,28 @@ int32_t fedpmt_forward(const Layer *layers, int32_t count, float *const *weights
     }
     release(work, count);
     return fine;
+}
+
+/* ---- aggregation ---- */
+
+#define ENTRIES 8192
+
+/* sums += shares[k] * (replies[k] - now), reply after reply in this order; from zero where `fresh`. */
+void fedpmt_fold(float *sums, const float *now, const float *const *replies, const float *shares, int32_t count,
+                 int64_t entries, int32_t fresh) {
+    if (fresh) memset(sums, 0, sizeof(float) * entries);
+    for (int64_t first = 0; first < entries; first += ENTRIES) {
+        const int64_t last = first + ENTRIES < entries ? first + ENTRIES : entries;
+        for (int k = 0; k < count; k++) {
+            const float *own = replies[k], share = shares[k];
+            if (share == 1) {
+                for (int64_t j = first; j < last; j++) sums[j] += own[j] - now[j];
+                continue;
+            }
+            /* By way of memory, so that product and sum are rounded each for itself, as torch does it. */
+            float steps[ENTRIES];
+            for (int64_t j = first; j < last; j++) steps[j - first] = share * (own[j] - now[j]);
+            for (int64_t j = first; j < last; j++) sums[j] += steps[j - first];
+        }
+    }
 }

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 LANES = 8  # as in native.c
 BLOCK = 60
-"""Samples at a time in a forward pass: a multiple of the blocks that products are made of."""
+"""Samples at a time in a forward pass."""
 
 FLAGS = (
     "-O3",
@@ -95,6 +96,7 @@ def library() -> ctypes.CDLL | None:
         return None
     loaded.fedpmt_train.restype = ctypes.c_double
     loaded.fedpmt_forward.restype = ctypes.c_int32
+    loaded.fedpmt_fold.restype = None
     return loaded
 
 
@@ -345,3 +347,44 @@ def native_forward(shapes: Sequence[Shape], tensors: Tensors, inputs: Tensor) ->
     if not done:
         raise MemoryError("no memory for a forward pass")
     return torch.from_numpy(outputs)[:, : shapes[-1].own_outputs]
+
+
+SLICE = 2**18
+"""Entries that a core is given at a time in a sum of large tensors."""
+
+
+def native_fold(
+    sums: Tensor, now: Tensor, replies: Sequence[Tensor], shares: Sequence[float], *, fresh: bool
+) -> bool:
+    """`sums` += Σ share (reply - now), in this order for any number of cores; False where it is not for this code."""
+    compiled, tensors = library(), (sums, now, *replies)
+    if compiled is None or not all(_plain(tensor) for tensor in tensors):
+        return False
+    factors = (ctypes.c_float * len(shares))(*shares)
+    places = [tensor.data_ptr() for tensor in tensors]
+
+    def fold(first: int) -> None:
+        total, base, *others = (ctypes.c_void_p(place + 4 * first) for place in places)
+        count = min(SLICE, sums.numel() - first)
+        compiled.fedpmt_fold(
+            total,
+            base,
+            (ctypes.c_void_p * len(others))(*others),
+            factors,
+            ctypes.c_int32(len(others)),
+            ctypes.c_int64(count),
+            ctypes.c_int32(fresh),
+        )
+
+    starts = range(0, sums.numel(), SLICE)
+    if len(starts) == 1:
+        fold(0)
+    else:
+        # Made anew each time: threads that are kept would be missing in a process that is forked later.
+        with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as cores:
+            list(cores.map(fold, starts))
+    return True
+
+
+def _plain(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
