@@ -11,6 +11,7 @@ import pytest
 
 from fedpmt.cli.main import program
 from fedpmt.experiments import paper, rivals
+from fedpmt.experiments.accuracy import final
 from fedpmt.experiments.paper import IID, TWO_CLASSES, Scope
 from fedpmt.experiments.rivals import FINDINGS, NOT_SEEN, OPEN, SEEN, UNKNOWN, Finding
 from fedpmt.methods.registry import METHODS
@@ -54,7 +55,7 @@ def test_runs_are_those_of_the_table() -> None:
 def test_verdicts_need_more_than_the_interval(
     firsts: tuple[float, ...], seconds: tuple[float, ...], verdict: str
 ) -> None:
-    finding = Finding("", "", "a", "b", rivals.final, more=True)
+    finding = Finding("", "", "a", "b", final, more=True)
     assert finding.verdict(ended(*firsts), ended(*seconds))[0] == verdict
 
 
@@ -70,7 +71,7 @@ def test_who_never_reaches_the_target_is_behind() -> None:
 
 
 def test_a_margin_and_jumps() -> None:
-    close = Finding("", "", "a", "b", rivals.final, more=True, margin=0.01)
+    close = Finding("", "", "a", "b", final, more=True, margin=0.01)
     assert close.verdict(ended(0.795), ended(0.8))[0] == SEEN
     assert close.verdict(ended(0.78), ended(0.8))[0] == NOT_SEEN
     calm, wild = run([0.1, 0.9, 0.5, 0.5, 0.5, 0.5]), run([0.5, 0.5, 0.5, 0.3, 0.6, 0.3])

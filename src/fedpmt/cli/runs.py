@@ -145,16 +145,18 @@ def methods(as_json: Json = False) -> None:
         return
     rows = []
     for name, options in known.items():
-        about = (method_class(name).__doc__ or "").strip().splitlines()[0]
+        cls = method_class(name)
+        about = (cls.__doc__ or "").strip().splitlines()[0]
         shown = ", ".join(
             f"{key}={value}" for key, value in options.items() if key not in Settings.model_fields
         )
-        rows.append([name, about, shown])
+        acts = ACTIONS[cls(**cls.under_budget).action("operations")]
+        rows.append([name, about, acts, shown])
     show.table(
         "Methods (set an option with --set METHOD.KEY=VALUE)",
-        ("method", "what it does", "options"),
+        ("method", "what it does", "a budget acts", "options"),
         rows,
-        left=3,
+        left=4,
     )
 
 
