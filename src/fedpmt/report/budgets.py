@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING
 
 from fedpmt.allowance import parse_budget
 from fedpmt.report.groups import clean, group_runs
-from fedpmt.report.markup import named, note, panel_row, section, table
 from fedpmt.report.quantities import bytes_unit, count_unit, percent_unit, show, time_unit
 from fedpmt.types import SettingError
 
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
 
     from fedpmt.records import DeviceRecord, RunRecord
     from fedpmt.report.groups import Group
-    from fedpmt.report.markup import Material
     from fedpmt.report.quantities import Unit
 
 ACTIONS = {
@@ -112,26 +109,3 @@ def _row(group: Group, resource: str, level: int, devices: list[DeviceRecord]) -
         asked=len(devices),
         over=sum(device.over_budget for device in devices),
     )
-
-
-def budget_section(material: Material) -> str:
-    """The table of the page; nothing where no run has a budget."""
-    rows = budgets(material.runs)
-    if not rows:
-        return ""
-    body, panel, line = list[str](), "", ""
-    for row in rows:
-        if row.panel != panel:
-            panel, line = row.panel, ""
-            body.append(panel_row(panel, len(COLUMNS) + 1))
-        name = named(row.line, material.looks.get(row.line)) if row.line != line else ""
-        line = row.line
-        texts = row.texts()
-        cells = "".join(f"<td>{escape(texts[column])}</td>" for column in COLUMNS)
-        body.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
-    words = (
-        f"What a device was allowed ({', '.join(sorted({row.resource for row in rows}))}) and what it took of that"
-        " in a round, on average. Over budget: not even the smallest that the method has was within it, or the"
-        " budget does not act on the method."
-    )
-    return section("budget", "Budget", note(words), table(["", *COLUMNS], body))

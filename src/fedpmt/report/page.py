@@ -6,11 +6,10 @@ from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from fedpmt.report.budgets import budget_section
 from fedpmt.report.groups import clean, require_runs
 from fedpmt.report.markup import Material
 from fedpmt.report.pictures import accuracy_section, breakdown_section, busy_section, layers_section
-from fedpmt.report.results import summary_section, targets_section
+from fedpmt.report.results import budget_section, summary_section, targets_section
 from fedpmt.report.sections import header, how_section, settings_section
 from fedpmt.report.stylesheet import STYLESHEET
 from fedpmt.report.tables import default_targets, write_csv, write_file
