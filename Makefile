@@ -53,6 +53,7 @@ format: $(VENV)/.dev ## Put the code in form
 
 bench: $(VENV)/.dev ## Measure ours and its peers side by side (needs the data: fedpmt data get mnist, cifar10)
 	$(VENV)/bin/python -m benchmarks run --out benchmark-results/run.json
+	$(VENV)/bin/python -m benchmarks methods --out benchmark-results/methods.json
 
 bench-smoke: $(VENV)/.dev ## The same in seconds, ours and a plain loop only
 	$(VENV)/bin/python -m benchmarks smoke

@@ -10,12 +10,13 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import aggregation, draw, own, scale
+from benchmarks import aggregation, draw, methods, own, scale
 from benchmarks.environments import cache_folder
 from benchmarks.measure import PEERS, Benchmark, Plan, quick
 from benchmarks.page import page, threads_table
 from benchmarks.results import Results
 from benchmarks.settings import SETTINGS, SMOKE, VARIANTS, Setting
+from fedpmt.methods.registry import METHODS
 
 DEFAULT_OUT = Path("benchmark-results")
 
@@ -117,9 +118,13 @@ def parser() -> argparse.ArgumentParser:
     )
     inside.set_defaults(do=do_own)
 
+    _methods_command(
+        commands.add_parser("methods", help="a round of every method, next to our own FedAvg round")
+    )
+
     show = commands.add_parser("draw", help="figures and Markdown tables from the JSON files")
     show.add_argument(
-        "files", type=Path, nargs="+", metavar="FILE.json", help="of run, scale, own or aggregation"
+        "files", type=Path, nargs="+", metavar="FILE.json", help="of run, scale, own, methods or aggregation"
     )
     show.add_argument(
         "--figures", type=Path, default=DEFAULT_OUT, metavar="FOLDER", help="where figures go (%(default)s)"
@@ -134,6 +139,31 @@ def parser() -> argparse.ArgumentParser:
     )
     show.set_defaults(do=do_draw)
     return top
+
+
+def _methods_command(every: argparse.ArgumentParser) -> None:
+    every.add_argument(
+        "--methods",
+        type=_methods,
+        default=tuple(METHODS),
+        metavar="A,B",
+        help=f"of {','.join(METHODS)} (all)",
+    )
+    every.add_argument(
+        "--setting", choices=(*SETTINGS, SMOKE.name), default="cnn-cifar10", help="(%(default)s)"
+    )
+    every.add_argument("--repeat", type=int, default=3, metavar="N", help="(%(default)s)")
+    every.add_argument("--rounds", type=int, default=6, help="timed in each repetition (%(default)s)")
+    every.add_argument(
+        "--data-dir",
+        type=Path,
+        default=os.environ.get("FEDPMT_DATA"),
+        help="folder of CIFAR-10; else FEDPMT_DATA, else the user cache",
+    )
+    every.add_argument(
+        "--out", type=Path, default=DEFAULT_OUT / "methods.json", metavar="FILE.json", help="(%(default)s)"
+    )
+    every.set_defaults(do=do_methods)
 
 
 def _choice(command: argparse.ArgumentParser) -> None:
@@ -174,6 +204,10 @@ def _settings(text: str) -> tuple[Setting, ...]:
 
 def _peers(text: str) -> tuple[str, ...]:
     return tuple(_names(text, PEERS))
+
+
+def _methods(text: str) -> tuple[str, ...]:
+    return tuple(_names(text, METHODS))
 
 
 def _names(text: str, allowed: object) -> list[str]:
@@ -340,6 +374,16 @@ def own_text(results: own.OwnResults) -> str:
     )
 
 
+def do_methods(given: argparse.Namespace) -> int:
+    """Measure a round of every method."""
+    setting = SMOKE if given.setting == SMOKE.name else SETTINGS[given.setting]
+    data_dir = None if given.data_dir is None else Path(given.data_dir).resolve()
+    results = methods.run(setting, given.methods, repeat=given.repeat, rounds=given.rounds, data_dir=data_dir)
+    _write(given.out, results.model_dump_json(indent=1))
+    print(methods.methods_text(results))
+    return 0
+
+
 def do_draw(given: argparse.Namespace) -> int:
     """Turn JSON files into figures and tables."""
     texts = []
@@ -356,6 +400,8 @@ def do_draw(given: argparse.Namespace) -> int:
             texts.append(scale_text(grown))
         elif "evaluations" in content:
             texts.append(own_text(own.OwnResults.model_validate(content)))
+        elif "methods" in content:
+            texts.append(methods.methods_text(methods.MethodResults.model_validate(content)))
         elif "copy_gb_per_second" in content:
             texts.append(aggregation_text(aggregation.AggregationResults.model_validate(content)))
         else:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import records
-from fedpmt.methods.registry import create
+from fedpmt.methods.registry import METHODS, create, method_class
 from fedpmt.records import RoundRecord, RunRecord, read_run
 from fedpmt.settings import Settings, resolve
 from fedpmt.simulation.runner import exclusive, open_folder, simulate
@@ -96,6 +96,8 @@ def _named(
     """The settings of a method given by name, or as a value whose fields then stand in the settings."""
     if isinstance(method, str):
         return None, {**settings, "method": method}
+    if settings.get("budget") is not None:
+        method = _under_budget(method)
     given: dict[str, Any] = {**settings, "method": type(method).__name__.lower(), "options": {}}
     for field in dataclasses.fields(method):  # type: ignore[arg-type]
         value = getattr(method, field.name)
@@ -112,6 +114,15 @@ def _named(
     return method, given
 
 
+def _under_budget(method: Method[Any, Any]) -> Method[Any, Any]:
+    """The method with those of its settings on which a budget can act, where it has defaults there."""
+    defaults = {field.name: field.default for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+    changed = {
+        name: value for name, value in method.under_budget.items() if getattr(method, name) == defaults[name]
+    }
+    return dataclasses.replace(method, **changed)  # type: ignore[type-var]
+
+
 def settings_of(given: Mapping[str, Any]) -> Settings:
     """Resolve settings; a fleet file says how many devices there are, and is remembered by its content."""
     given = dict(given)
@@ -124,7 +135,12 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         given["digest"] = hashlib.sha256(path.read_bytes()).hexdigest()
         if given.get("devices") is None:
             given["devices"] = size
-    return resolve(given)
+    settings = resolve(given)
+    if settings.budget is None or settings.method not in METHODS:
+        return settings
+    # In the record, so that it says what ran.
+    options = {**method_class(settings.method).under_budget, **settings.options}
+    return settings.model_copy(update={"options": options})
 
 
 def _digest(model: nn.Module, *arrays: Arrays) -> str:
@@ -174,6 +190,8 @@ def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None
         )
     check_spec(settings.partition)
     fleet = make_fleet(settings)
+    if settings.allowance is not None:
+        settings.allowance.check_levels(str(settings.budget), len(fleet.level_speeds))
     if settings.task != OWN_TASK:
         layers = net(settings.task).layers
         count = settings.widths or net(settings.task).widths[0]

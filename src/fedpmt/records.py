@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from fedpmt.allowance import ROUNDING
 from fedpmt.types import SettingError
 
 CONFIG, ROUNDS, RESULT = "config.json", "rounds.jsonl", "result.json"
@@ -51,6 +52,16 @@ class DeviceRecord(Record):
     bytes_up: int = 0
     bytes_down: int = 0
     operations: float = 0.0
+    memory_bytes: int = 0  # at its peak
+    used: float | None = (
+        None  # of what the run's budget limits, in operations, seconds or bytes of this round
+    )
+    budget: float | None = None  # how much of it there was
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether not even the smallest that the method has was within the budget."""
+        return self.used is not None and self.budget is not None and self.used > self.budget * (1 + ROUNDING)
 
 
 class RoundRecord(Record):
@@ -96,6 +107,8 @@ class ResultRecord(Record):
     run: str = ""  # the folder
     data: str = ""
     partition: str = ""
+    budget: str | None = None
+    budget_action: Literal["device", "shared", "work", "none"] | None = None  # how it acted on the method
 
 
 class RunRecord(Record):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from fedpmt.allowance import Allowance, parse_budget
 from fedpmt.records import EXECUTION
 from fedpmt.types import Scalar, SettingError
 
@@ -91,6 +92,12 @@ class Settings(BaseModel):
         description="deadline: the largest width that fits; level: level i gets width i, as in the paper",
     )
     deadline: float | None = Field(None, gt=0, description="seconds per round, later replies are dropped")
+    budget: str | None = Field(
+        None,
+        description="what each method may spend on a device: operations, time, bytes, upload or memory, as much as "
+        "FedPMT's width takes there; or a share of the whole model, as operations=0.4, an amount, as time=20s, "
+        "memory=8MiB, or one for each level, as upload=0.2,0.5,1. Default: operations, as the methods match them",
+    )
     full_seconds: float = Field(10.0, gt=0, description="seconds for one epoch of the full model at speed 1")
     mode: Literal["exact", "paper"] = Field("exact", description="how operations are counted")
     prefix: Literal["cache", "recompute"] = Field(
@@ -163,16 +170,32 @@ class Settings(BaseModel):
         parse_schedule(value)
         return value
 
+    @field_validator("budget")
+    @classmethod
+    def _budget_parses(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_budget(value)
+        return value
+
     @model_validator(mode="after")
     def _agree(self) -> Settings:
         if self.cohort > self.devices:
             raise SettingError(f"cohort = {self.cohort} is more than the fleet (devices = {self.devices})")
+        if self.budget is not None and self.mode != "exact":
+            raise SettingError(
+                f"budget = '{self.budget}' is refused with mode = '{self.mode}': it needs mode = 'exact'"
+            )
         if self.splitting == "device" and self.sampling != "uniform":
             raise SettingError(
                 f"sampling = '{self.sampling}' needs speeds that the server does not know "
                 "with splitting = 'device' (allowed: uniform)"
             )
         return self
+
+    @property
+    def allowance(self) -> Allowance | None:
+        """The budget, read."""
+        return None if self.budget is None else parse_budget(self.budget)
 
     def identity(self) -> dict[str, Any]:
         """What must agree for a run to be resumed."""

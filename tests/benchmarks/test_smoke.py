@@ -11,6 +11,7 @@ from benchmarks import draw, own
 from benchmarks.__main__ import main, own_text, parser
 from benchmarks.machine import Machine, Peak
 from benchmarks.measure import Plan
+from benchmarks.methods import MethodResults, job_of, row_of
 from benchmarks.page import page, partial_table, setting_table, table
 from benchmarks.peers.common import Job
 from benchmarks.results import Measurement, Results, Tried
@@ -193,6 +194,33 @@ def test_scale_figure_and_places(tmp_path: Path) -> None:
     ]
     draw.save(draw.scale_figure(ScaleResults(machine=MACHINE, points=points)), tmp_path / "scale.svg")
     assert (tmp_path / "scale.svg").stat().st_size > 1000
+
+
+def test_methods_are_measured_next_to_fedavg(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "methods.json"
+    flags = ["--setting", "smoke", "--methods", "heterofl,prunefl", "--repeat", "1", "--rounds", "1"]
+    assert main(["methods", *flags, "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "| time over FedAvg's |" in text
+    found = MethodResults.model_validate_json(out.read_text())
+    assert [row.method for row in found.methods] == ["fedavg", "heterofl", "prunefl"]
+    assert (found.methods[0].times_fedavg, found.methods[0].operations) == (1, 1)
+    assert [row.fast for row in found.methods] == [True, True, False]
+    assert found.methods[1].operations < 1 < found.methods[2].operations
+    assert main(["draw", str(out), "--figures", str(tmp_path), "--out", str(tmp_path / "page.md")]) == 0
+    assert (tmp_path / "page.md").read_text().strip() == text.strip()
+
+
+def test_a_method_is_held_against_the_fedavg_of_its_own_repetition() -> None:
+    """A machine half as fast in the second repetition changes no ratio: 0.2 / 0.1 and 0.4 / 0.2."""
+    base = [measured("ours", [0.1, 0.1, 0.5], operations=[10.0]), measured("ours", [0.2], operations=[10.0])]
+    runs = [measured("ours", [0.2], operations=[5.0]), measured("ours", [0.4], operations=[5.0])]
+    row = row_of("fedpmt", runs, base)
+    assert (row.times_fedavg, row.operations) == pytest.approx((2.0, 0.5))
+    assert (row.seconds, row.low, row.high) == pytest.approx((0.3, 0.2, 0.4))
+    job = job_of(SETTINGS["cnn-cifar10"], "prunefl", rounds=6, warmup=2, seed=1, data_dir=None)
+    assert job.options["options"] == {"initial_rounds": 0}
+    assert (job.rounds, job.warmup, job.options["levels"]) == (9, 2, "1/5,1/4,1/3,1/2,1")
 
 
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

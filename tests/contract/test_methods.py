@@ -156,6 +156,8 @@ def test_bytes_on_the_wire_are_those_accounted_for(name: str) -> None:
         )
         task = bench.method.assign(bench.state, bench.client(device, budget), bench.round(0))
         assert set(task.tensors[MODEL]) == set(task.offer[0].sent)
+        work = bench.method.local()
+        assert payload_bytes(task.tensors) == work.download_bytes(task.offer[0], bench.model.structure)
 
 
 @pytest.mark.parametrize("name", METHODS)

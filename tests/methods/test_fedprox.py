@@ -15,7 +15,8 @@ from quadratics import Quadratics
 from torch import nn
 
 from fedpmt import api
-from fedpmt.complexity.budget import ROUNDING, Budget
+from fedpmt.allowance import ROUNDING
+from fedpmt.complexity.budget import Budget, Usage
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.fedprox import FedProx
 from fedpmt.seeds import Seeds
@@ -115,7 +116,7 @@ def test_running_statistics_are_left_alone() -> None:
 def test_steps_are_the_most_that_the_budget_pays_for(steps: int, operations: float, share: float) -> None:
     """The budget is per batch on average over a local round, so all of it is budget · steps."""
     cost, budget = flat_cost(operations), Budget(share * operations)
-    taken = FedProx().steps(Client(0, 1, 1.0, budget, 8, steps), cost)
+    taken = FedProx().steps(Client(0, 1, 1.0, budget, 8, steps), Usage(cost))
     allowed = budget.operations * steps * (1 + 2 * ROUNDING)
     assert 1 <= taken <= steps
     assert taken * operations <= allowed or taken == 1
@@ -124,10 +125,10 @@ def test_steps_are_the_most_that_the_budget_pays_for(steps: int, operations: flo
 
 def test_without_a_budget_all_steps_are_taken() -> None:
     client = Client(0, 1, 1.0, Budget(1.0), 8, 20)
-    assert FedProx().steps(client, flat_cost(10)) == 2
-    assert FedProx(partial=False).steps(client, flat_cost(10)) == 20
-    assert FedProx().steps(replace(client, budget=None), flat_cost(10)) == 20
-    assert FedProx().steps(replace(client, budget=Budget()), flat_cost(10)) == 20
+    assert FedProx().steps(client, Usage(flat_cost(10))) == 2
+    assert FedProx(partial=False).steps(client, Usage(flat_cost(10))) == 20
+    assert FedProx().steps(replace(client, budget=None), Usage(flat_cost(10))) == 20
+    assert FedProx().steps(replace(client, budget=Budget()), Usage(flat_cost(10))) == 20
 
 
 def test_a_weak_device_really_stops_there() -> None:

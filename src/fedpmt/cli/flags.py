@@ -33,6 +33,7 @@ GROUPS = {
     "Who trains what": (
         "assign",
         "deadline",
+        "budget",
         "full_seconds",
         "mode",
         "prefix",
@@ -44,6 +45,7 @@ GROUPS = {
     "The run": ("workers", "executor", "device", "eval_every", "target", "time_budget", "checkpoint_seconds"),
 }
 PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
+METAVARS = {"options": "METHOD.KEY=VALUE", "budget": "RESOURCE[=AMOUNT]"}
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")
 
 
@@ -109,8 +111,8 @@ def _parameter(name: str) -> inspect.Parameter:
 
 
 def _metavar(name: str, annotation: Any) -> str:
-    if name == "options":
-        return "METHOD.KEY=VALUE"
+    if name in METAVARS:
+        return METAVARS[name]
     if typing.get_origin(annotation) is Literal:
         return "|".join(typing.get_args(annotation))
     kinds = [kind for kind in typing.get_args(annotation) if kind is not types.NoneType] or [annotation]

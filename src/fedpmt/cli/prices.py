@@ -31,6 +31,7 @@ TRAINING_ONLY = (
     "partition",
     "partition_seed",
     "splitting",
+    "budget",
     "options",
     "sampling",
     "level_draw",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedpmt.cli.flags import options_for, with_settings
 from fedpmt.methods.registry import METHODS, fields, method_class
 from fedpmt.records import RunRecord
 from fedpmt.report import tables
+from fedpmt.report.budgets import ACTIONS, BudgetRow, budgets
 from fedpmt.settings import Settings
 from fedpmt.types import SettingError
 
@@ -67,6 +69,7 @@ def run(
         ("", "value"),
         show.as_rows(json.loads(_result(finished))),
     )
+    _show_budgets(budgets([finished]))
 
 
 @with_settings(without=("method", "seed"))
@@ -104,8 +107,12 @@ def compare(
         parent = _fresh(parent)
         folders = [parent / folder.name for folder in folders]
     finished = [_run(folder, plan, resume=resume) for folder, plan in zip(folders, plans, strict=True)]
+    spent = budgets(finished)
     if as_json:
-        print(json.dumps({"runs": [json.loads(_result(one)) for one in finished]}))
+        document: dict[str, Any] = {"runs": [json.loads(_result(one)) for one in finished]}
+        if spent:
+            document["budget"] = [dataclasses.asdict(row) for row in spent]
+        print(json.dumps(document))
         return
     summary = [row.texts() for row in tables.summary(finished)]
     show.table(
@@ -118,7 +125,16 @@ def compare(
         reached = sorted(tables.time_to_target(finished, targets), key=lambda row: row.target)
         rows = [row.texts() for row in reached]
         show.table("Time to target", list(rows[0]), [list(row.values()) for row in rows], left=2)
+    _show_budgets(spent)
     show.say(f"records: {parent}")
+
+
+def _show_budgets(rows: list[BudgetRow]) -> None:
+    """What was spent of the budget, level by level; nothing where there was none."""
+    if not rows:
+        return
+    texts = [row.texts() for row in rows]
+    show.table(f"Budget: {rows[0].resource}", list(texts[0]), [list(row.values()) for row in texts], left=3)
 
 
 def methods(as_json: Json = False) -> None:
@@ -129,16 +145,18 @@ def methods(as_json: Json = False) -> None:
         return
     rows = []
     for name, options in known.items():
-        about = (method_class(name).__doc__ or "").strip().splitlines()[0]
+        cls = method_class(name)
+        about = (cls.__doc__ or "").strip().splitlines()[0]
         shown = ", ".join(
             f"{key}={value}" for key, value in options.items() if key not in Settings.model_fields
         )
-        rows.append([name, about, shown])
+        acts = ACTIONS[cls(**cls.under_budget).action("operations")]
+        rows.append([name, about, acts, shown])
     show.table(
         "Methods (set an option with --set METHOD.KEY=VALUE)",
-        ("method", "what it does", "options"),
+        ("method", "what it does", "a budget acts", "options"),
         rows,
-        left=3,
+        left=4,
     )
 
 
@@ -216,6 +234,17 @@ def _predict(settings: Settings, *, as_json: bool) -> None:
         print(json.dumps(prediction))
         return
     show.table("Settings", ("setting", "value"), show.as_rows(prediction["settings"]))
+    columns = [
+        "trains",
+        "level",
+        "devices",
+        "speed",
+        "seconds",
+        "reply",
+        "upload",
+        "memory",
+        "operations a round",
+    ]
     rows = [
         [
             row["part"],
@@ -230,17 +259,12 @@ def _predict(settings: Settings, *, as_json: bool) -> None:
         ]
         for row in prediction["devices"]
     ]
-    columns = (
-        "trains",
-        "level",
-        "devices",
-        "speed",
-        "seconds",
-        "reply",
-        "upload",
-        "memory",
-        "operations a round",
-    )
+    if settings.budget is not None:
+        columns.append("of its budget")
+        for cells, row in zip(rows, prediction["devices"], strict=True):
+            over = " (over)" if row["over_budget"] else ""
+            cells.append(show.percent(row["used"] / row["budget"]) + over)
+        print(f"budget {settings.budget}: acts {ACTIONS[prediction['budget_action']]}")
     show.table(f"{settings.method}: a first round, prices {settings.mode}", columns, rows)
     one, whole = show.number(prediction["round_seconds"]), show.number(prediction["virtual_seconds"])
     print(f"predicted: {one} s a round, {whole} s for {settings.rounds} rounds")

@@ -11,9 +11,6 @@ from fedpmt.complexity.budget import largest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fedpmt.complexity.budget import Budget
-    from fedpmt.complexity.cost import Cost
-
 STEPS = 100  # the paper's rates have two decimals
 FLOOR = 10  # its smallest is 0.1
 
@@ -51,12 +48,6 @@ def largest_rate(fits: Callable[[float], bool], floor: float = 1 / STEPS) -> flo
     return max(first, first + fitting - 1) / STEPS
 
 
-def rate_within(
-    budget: Budget | None, cost_at: Callable[[float], Cost], rates: Sequence[float] | None = None
-) -> float:
-    """The largest rate within a budget, on the 0.01 grid or of the given rates; where none is, the smallest."""
-    if budget is None:
-        return 1.0
-    if rates is None:
-        return largest_rate(lambda rate: budget.allows(cost_at(rate)))
-    return largest(sorted(rates), lambda rate: budget.allows(cost_at(rate)))
+def rate_within(fits: Callable[[float], bool], rates: Sequence[float] | None = None) -> float:
+    """The largest rate that fits, on the 0.01 grid or of the given rates; where none does, the smallest."""
+    return largest_rate(fits) if rates is None else largest(sorted(rates), fits)

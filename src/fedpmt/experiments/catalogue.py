@@ -1,4 +1,4 @@
-"""All experiments, in the order of the paper."""
+"""All experiments: those of the paper in its order, then ours."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fedpmt.experiments.accuracy import ACCURACY
 from fedpmt.experiments.completion_time import COMPLETION_TIME
 from fedpmt.experiments.complexity import COMPLEXITY
 from fedpmt.experiments.paper import Experiment
+from fedpmt.experiments.rivals import RIVALS
 from fedpmt.experiments.studies import STUDIES_EXPERIMENT
 
 if TYPE_CHECKING:
@@ -30,5 +31,6 @@ EXPERIMENTS = {
         COMPLETION_TIME,
         STUDIES_EXPERIMENT,
         Experiment("convergence", "the 1/T rate and the bound, Theorem 1", lambda _: [], _convergence),
+        RIVALS,
     )
 }

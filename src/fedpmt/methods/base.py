@@ -10,13 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:
     from typing import Self
 
     import numpy as np
 
+    from fedpmt.allowance import Resource
     from fedpmt.complexity.budget import Budget
     from fedpmt.complexity.cost import Cost
     from fedpmt.models.structure import Structure
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 D = TypeVar("D")
 PriceOf = Callable[["Part"], "Cost"]
+Action = Literal["device", "shared", "work", "none"]
+"""How a budget acts: on each device's part, on the one part of all, on how many steps a device takes, or not at all."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,9 @@ class Method(ABC, Generic[S, D]):
     needs_speeds: bool = False
     """Whether `assign` needs what only the device knows when devices choose (Option II)."""
 
+    under_budget: ClassVar[Mapping[str, bool | int | float | str]] = {}
+    """Its settings where a run has a budget and the user did not choose others: those on which a budget can act."""
+
     @abstractmethod
     def init(self, setup: Setup) -> S:
         """The server's state before the first round."""
@@ -114,6 +120,18 @@ class Method(ABC, Generic[S, D]):
     def cohort(self, state: S, round: Round) -> Sequence[int] | None:
         """The devices to ask; None leaves it to the sampler."""
         return None
+
+    def action(self, resource: Resource) -> Action:
+        """How a budget of this resource acts on the method as it is set: not at all, so that the clock shows it."""
+        return "none"
+
+    def fits(self, client: Client, structure: Structure, price: PriceOf) -> Callable[[Part], bool]:
+        """Whether a device can afford a part, with all that this method makes of it; without a budget it can."""
+        budget = client.budget
+        if budget is None:
+            return lambda part: True
+        work = self.local()
+        return lambda part: budget.allows(work.usage(part, price, structure))
 
     def neutral(self) -> Self | None:
         """The settings that reduce it to FedAvg when every device can do everything; None where there are none."""

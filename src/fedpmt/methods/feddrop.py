@@ -10,9 +10,9 @@ mean follows equation 7; fill and zero fill are options. The mask is constant ov
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from fedpmt.complexity.matching import match_keep
+from fedpmt.complexity.matching import match_keep, rate_within
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.submodel.depth import full
 from fedpmt.submodel.width import first_channels, random_channels, thinned
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedpmt.aggregation import Rule
-    from fedpmt.complexity.budget import Budget
-    from fedpmt.methods.base import Round
+    from fedpmt.allowance import Resource
+    from fedpmt.methods.base import Action, Round
     from fedpmt.submodel.part import Part
     from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client
@@ -36,11 +36,13 @@ class FedDrop(PartAveraging):
     """Random sub-nets by width."""
 
     needs_speeds = True
+    under_budget: ClassVar = {"scope": "all", "match": "within"}
 
     scope: Literal["fc", "all"] = "fc"  # hidden fully connected layers, or convolutional filters too
     aggregation: Literal["overlap", "fill", "zero"] = "overlap"
     scaling: bool = False  # multiply kept activations by n / m while training (inverted dropout)
     keep: float | None = None  # the same share for all devices instead of one matched to the budget
+    match: Literal["nearest", "within"] = "nearest"  # what costs nearest to the budget, or the most within it
 
     def __post_init__(self) -> None:
         if self.keep is not None and not 0 < self.keep <= 1:
@@ -49,18 +51,24 @@ class FedDrop(PartAveraging):
             )
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
-        keep = self.keep or self.matched(state, client.budget, round)
+        keep = self.keep or self.matched(state, client, round)
         if keep == 1:
             return full(state.structure)
         rng = round.rng("channels", client.id)
         return self.thin(state, keep, lambda size, count: random_channels(size, count, rng))
 
-    def matched(self, state: Averaged, budget: Budget | None, round: Round) -> float:
-        """The share to keep that costs nearest to the budget."""
-        if budget is None or budget.allows(round.price(full(state.structure))):
+    def matched(self, state: Averaged, client: Client, round: Round) -> float:
+        """The share to keep that costs nearest to the budget, or the largest within it."""
+        budget, fits = client.budget, self.fits(client, state.structure, round.price)
+        if budget is None or fits(full(state.structure)):
             return 1.0
+        if self.match == "within":
+            return rate_within(lambda rate: fits(self.thin(state, rate)))
         keep, _ = match_keep(lambda rate: round.price(self.thin(state, rate)).sustained, budget.operations)
         return keep
+
+    def action(self, resource: Resource) -> Action:
+        return "device" if self.keep is None else "none"
 
     def thin(
         self, state: Averaged, keep: float, pick: Callable[[int, int], np.ndarray] = first_channels

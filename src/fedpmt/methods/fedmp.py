@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fedpmt.allowance import Resource
+    from fedpmt.methods.base import Action
     from fedpmt.models.structure import Structure
     from fedpmt.training.local import LocalWork
 
@@ -90,6 +92,8 @@ class Pruning:
 class FedMP(Method[Pruning, None]):
     """Adaptive structured pruning; without the bandit, α = 1 - r of the worker's budget."""
 
+    under_budget: ClassVar = {"bandit": False}
+
     weight: Literal["samples", "uniform"] = "uniform"
     bandit: bool = True  # α is learned from loss and time, else it follows from the budget
     ratio: float | None = None  # α, the same for all workers and rounds
@@ -132,11 +136,14 @@ class FedMP(Method[Pruning, None]):
             return self.ratio
         if self.bandit:
             return self.drawn(state, client.id, round)
-        budget, structure = client.budget, state.structure
-        if budget is None:
-            return 0.0
+        structure = state.structure
         axes = structure.require_axes("fedmp")
-        return 1 - largest_rate(lambda rate: budget.allows(round.price(thinned(structure, axes, rate))))
+        fits = self.fits(client, structure, round.price)
+        return 1 - largest_rate(lambda rate: fits(thinned(structure, axes, rate)))
+
+    def action(self, resource: Resource) -> Action:
+        """On each worker's ratio, where neither the bandit nor the user chooses it."""
+        return "none" if self.bandit or self.ratio is not None else "device"
 
     def drawn(self, state: Pruning, worker: int, round: Round) -> float:
         """What the worker's bandit draws in this round: the same wherever it is asked for."""

@@ -12,12 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
-from fedpmt.complexity.budget import Budget, largest
+from fedpmt.allowance import ROUNDING
+from fedpmt.complexity.budget import largest
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.submodel.depth import block, mask, widths
 
 if TYPE_CHECKING:
-    from fedpmt.methods.base import Round
+    from fedpmt.allowance import Resource
+    from fedpmt.methods.base import Action, Round
     from fedpmt.submodel.part import Part
     from fedpmt.training.messages import Client
 
@@ -38,9 +40,13 @@ class FedPMT(PartAveraging):
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """Option I: the largest f_k within what the server knows the device can do."""
-        budget = client.budget
-        chosen = largest(self.masks(state), lambda part: budget is None or budget.allows(round.price(part)))
+        fits = self.fits(client, state.structure, round.price)
+        # A budget made of a width is that width's, though with a cached prefix a wider one may hold less memory.
+        chosen = largest(self.masks(state)[: client.budget.width if client.budget else None], fits)
         return chosen if self.block == "suffix" else self.elsewhere(state, chosen, round)
+
+    def action(self, resource: Resource) -> Action:
+        return "device"
 
     def offer(self, state: Averaged, client: Client, round: Round) -> tuple[Part, ...]:
         """Option II: all masks, and the device's choice travels up with its reply."""
@@ -48,7 +54,7 @@ class FedPMT(PartAveraging):
 
     def elsewhere(self, state: Averaged, chosen: Part, round: Round) -> Part:
         """The dearest block in another place that costs no more: to compare with, not in the paper."""
-        structure, budget = state.structure, Budget(round.price(chosen).sustained)
+        structure, most = state.structure, round.price(chosen).sustained * (1 + ROUNDING)
         layers = len(structure.layers)
         if all(mask(structure, chosen)):
             return chosen
@@ -59,7 +65,7 @@ class FedPMT(PartAveraging):
             for last in range(first + 1, layers)
         ]
         blocks.sort(key=lambda part: round.price(part).sustained)
-        return largest(blocks, lambda part: budget.allows(round.price(part)))
+        return largest(blocks, lambda part: round.price(part).sustained <= most)
 
     def neutral(self) -> Self:
         return replace(self, splitting="server", block="suffix")

@@ -11,14 +11,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from fedpmt.complexity.budget import ROUNDING
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.submodel.depth import full
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from fedpmt.complexity.cost import Cost
-    from fedpmt.methods.base import Round
+    from fedpmt.allowance import Resource
+    from fedpmt.complexity.budget import Usage
+    from fedpmt.methods.base import Action, Round
     from fedpmt.submodel.part import Part
     from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client, Task
@@ -43,19 +43,22 @@ class FedProx(PartAveraging):
     def assign(self, state: Averaged, client: Client, round: Round) -> Task:
         task = super().assign(state, client, round)
         part = task.offer[0]
-        steps = self.steps(client, self.local().cost(part, round.price))
+        steps = self.steps(client, self.local().usage(part, round.price, state.structure))
         if steps == client.steps:
             return task
         # The label says how much, since the same part is less work here.
         part = replace(part, label=f"{part.label}, {steps} of {client.steps} steps")
         return replace(task, offer=(part,), steps=steps)
 
-    def steps(self, client: Client, cost: Cost) -> int:
+    def steps(self, client: Client, usage: Usage) -> int:
         """τ_k: as many steps as the budget of a whole local round pays for, at least one."""
         if not self.partial or client.budget is None:
             return client.steps
-        share = client.budget.operations * (1 + ROUNDING) / cost.sustained
-        return client.steps if share >= 1 else max(1, math.floor(share * client.steps))
+        return max(1, math.floor(client.budget.share(usage) * client.steps))
+
+    def action(self, resource: Resource) -> Action:
+        """Fewer steps take fewer operations and less time, but as many bytes and as much memory."""
+        return "work" if self.partial and resource in ("operations", "time") else "none"
 
     def local(self) -> LocalWork[None]:
         from fedpmt.training.local import LocalWork

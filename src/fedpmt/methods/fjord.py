@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fedpmt.allowance import Resource
+    from fedpmt.methods.base import Action
     from fedpmt.models.structure import Structure
     from fedpmt.training.local import LocalWork
 
@@ -77,11 +79,8 @@ class FjORD(Method[Nested, None]):
         """p_max: the largest width whose mean cost over its draws is within the budget."""
         from fedpmt.training.nested import statistics_of
 
-        work, budget = self.local(), client.budget
-        part = largest(
-            self.widths(state.structure),
-            lambda part: budget is None or budget.allows(work.cost(part, round.price)),
-        )
+        structure = state.structure
+        part = largest(self.widths(structure), self.fits(client, structure, round.price))
         groups = [statistics_of(level) for level in range(1, len(part.inner) + 2)]
         return Task(
             (part,),
@@ -90,6 +89,10 @@ class FjORD(Method[Nested, None]):
                 **{group: state.statistics[group] for group in groups if group in state.statistics},
             },
         )
+
+    def action(self, resource: Resource) -> Action:
+        """By the expected cost of its draws; what is sent and held is of the widest."""
+        return "device"
 
     def local(self) -> LocalWork[None]:
         from fedpmt.training.nested import NestedWork

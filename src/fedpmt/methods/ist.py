@@ -25,7 +25,9 @@ from fedpmt.submodel.width import (
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from fedpmt.methods.base import Predictor, Round
+    from fedpmt.allowance import Resource
+    from fedpmt.methods.base import Action, Predictor, Round
+    from fedpmt.models.structure import Structure
     from fedpmt.submodel.part import Part
     from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client
@@ -53,15 +55,24 @@ class IST(PartAveraging):
         axes = structure.require_axes("ist")
         place = round.cohort.index(client.id) if client.id in round.cohort else client.id
         pieces = self.subnets or max(1, len(round.cohort))
-        rate = rate_within(client.budget, lambda rate: round.price(thinned(structure, axes, rate, HIDDEN)))
+        fits = self.fits(client, structure, round.price)
+        rate = rate_within(lambda rate: fits(self.alone(structure, thinned(structure, axes, rate, HIDDEN))))
         # One generator for all: every device sees the same deal.
         rng = round.rng("deal")
-        kept = {}
+        kept, label = {}, f"1 of {pieces} subnets"
         for group in hidden_groups(axes):
             piece = disjoint_channels(group.size, pieces, rng)[place % pieces]
             kept[group.name] = piece[: kept_count(group.size, rate)]
-        part = narrow(structure, axes, kept, f"1 of {pieces} subnets")
+            if len(kept[group.name]) < len(piece):
+                label = f"1 of {pieces} subnets, keep {rate:.2f}"
+        return self.alone(structure, narrow(structure, axes, kept, label))
+
+    def alone(self, structure: Structure, part: Part) -> Part:
+        """A part as it is trained: static BatchNorm sends no statistics back."""
         return without_buffers(structure, part) if self.norm == "static" else part
+
+    def action(self, resource: Resource) -> Action:
+        return "device"
 
     def local(self) -> LocalWork[None]:
         from fedpmt.training.local import LocalWork

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
-from fedpmt.complexity.budget import ROUNDING
+from fedpmt.complexity.budget import Usage
+from fedpmt.complexity.cost import FLOAT_BYTES, Memory
 from fedpmt.complexity.matching import largest_rate
 from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
 from fedpmt.submodel.depth import full, suffix
@@ -32,11 +33,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fedpmt.methods.base import PriceOf
+    from fedpmt.allowance import Resource
+    from fedpmt.methods.base import Action, PriceOf
     from fedpmt.models.structure import Structure
     from fedpmt.submodel.part import Selection
     from fedpmt.training.local import LocalWork
     from fedpmt.training.masked import Squares
+
+
+def prunable(structure: Structure) -> list[str]:
+    """The tensors that can be pruned: biases and norms are few, and never are."""
+    return [name for name in structure.parameters if len(structure.shapes[name]) > 1]
 
 
 @dataclass(frozen=True)
@@ -121,9 +128,7 @@ class PruneFL(Method[Sparse, "Squares"]):
     def init(self, setup: Setup) -> Sparse:
         prototype = setup.prototypes[GLOBAL]
         structure = prototype.structure
-        # Biases and norms are few, and are never pruned.
-        prunable = [name for name in structure.parameters if len(structure.shapes[name]) > 1]
-        masks = {name: np.ones(structure.shapes[name], dtype=bool) for name in prunable}
+        masks = {name: np.ones(structure.shapes[name], dtype=bool) for name in prunable(structure)}
         initial = Initial(self.sweeps) if self.initial_rounds else None
         return Sparse(structure, prototype.tensors, masks, self.limit(setup), setup.population, initial)
 
@@ -132,8 +137,22 @@ class PruneFL(Method[Sparse, "Squares"]):
         weakest = setup.weakest
         if self.density is not None or weakest is None:
             return self.density or 1.0
-        whole = setup.price(full(setup.prototypes[GLOBAL].structure)).sustained
-        return largest_rate(lambda rate: rate * whole <= weakest.operations * (1 + ROUNDING))
+        structure = setup.prototypes[GLOBAL].structure
+        whole = setup.price(full(structure))
+        weights = structure.size(prunable(structure))
+        rest = structure.size(structure.tensors) - weights
+
+        def usage(rate: float) -> Usage:
+            # Memory is left out: no density changes it.
+            cost = replace(whole, sustained=rate * whole.sustained, memory=Memory(0, 0, 0, 0))
+            active = FLOAT_BYTES * (rest + int(rate * weights))
+            return Usage(cost, active + math.ceil(weights / 8), active)
+
+        return largest_rate(lambda rate: weakest.allows(usage(rate)))
+
+    def action(self, resource: Resource) -> Action:
+        """One density for all; gradients and products are dense, so that no density changes the memory."""
+        return "none" if self.density is not None or resource == "memory" else "shared"
 
     def cohort(self, state: Sparse, round: Round) -> Sequence[int] | None:
         """One device as long as initial pruning lasts; another one if it did not answer."""

@@ -14,7 +14,8 @@ from fedpmt.types import SettingError
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedpmt.methods.base import Predictor, Round
+    from fedpmt.allowance import Resource
+    from fedpmt.methods.base import Action, Predictor, Round
     from fedpmt.submodel.part import Part
     from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client, Task
@@ -56,8 +57,12 @@ class SliceAveraging(PartAveraging):
         """r_k: the largest rate within the device's budget, else the smallest there is."""
         if self.rate is not None:
             return self.rate
+        fits = self.fits(client, state.structure, round.price)
         among = HALVING if self.rates == "halving" else None
-        return rate_within(client.budget, lambda rate: round.price(self.slice(state, rate, round)), among)
+        return rate_within(lambda rate: fits(self.slice(state, rate, round)), among)
+
+    def action(self, resource: Resource) -> Action:
+        return "device" if self.rate is None else "none"
 
     def slice(self, state: Averaged, rate: float, round: Round) -> Part:
         """The sub-model of a rate; groups of one size are cut alike."""

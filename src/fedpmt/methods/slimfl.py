@@ -29,7 +29,8 @@ from fedpmt.types import MODEL, SettingError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fedpmt.methods.base import Round, Setup
+    from fedpmt.allowance import Resource
+    from fedpmt.methods.base import Action, Round, Setup
     from fedpmt.models.structure import Structure
     from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client, Reply
@@ -94,11 +95,11 @@ class SlimFL(PartAveraging):
         return tuple(nets)
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
-        nets, budget = self.nets(state.structure), client.budget
-        if not self.fit or budget is None:
-            return nets[-1]
-        work = self.local()
-        return largest(nets, lambda net: budget.allows(work.cost(net, round.price)))
+        nets = self.nets(state.structure)
+        return largest(nets, self.fits(client, state.structure, round.price)) if self.fit else nets[-1]
+
+    def action(self, resource: Resource) -> Action:
+        return "device" if self.fit else "none"
 
     def local(self) -> LocalWork[None]:
         from fedpmt.training.superposed import SlimWork

@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fedpmt.complexity.budget import ROUNDING, Budget, largest
-from fedpmt.complexity.cost import FLOAT_BYTES
+from fedpmt.allowance import ROUNDING
+from fedpmt.complexity.budget import Budget, Pace, Usage, largest
 from fedpmt.devices.fleet import Device
-from fedpmt.submodel.part import size
+from fedpmt.training.local import LocalWork
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
+    from fedpmt.allowance import Allowance
     from fedpmt.complexity.price import Price
     from fedpmt.devices.fleet import Fleet
     from fedpmt.models.structure import Structure
     from fedpmt.planning.times import Times
     from fedpmt.submodel.part import Part
+
+MOST_KINDS = 1000
+"""Fleets of more kinds of devices are not looked at one by one."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Planner:
     times: Times
     assign: Literal["level", "deadline"]
     deadline: float  # what widths are fitted to
+    allowance: Allowance | None = None  # what a device may spend; None: the operations of its width
 
     def seconds(self, device: Device, part: Part, samples: int) -> float:
         """T_k of a device that trains this part."""
@@ -63,12 +68,12 @@ class Planner:
 
     def traffic(self, part: Part) -> tuple[int, int]:
         """Bytes down and up of a part."""
-        shapes = self.structure.shapes
-        down, up = (
-            FLOAT_BYTES * sum(size(s, shapes[n]) for n, s in half.items())
-            for half in (part.sent, part.trained)
-        )
-        return down, up
+        usage = self.usage(part)
+        return usage.bytes_down, usage.bytes_up
+
+    def usage(self, part: Part) -> Usage:
+        """What a part takes of a device that does nothing but train it."""
+        return LocalWork[None]().usage(part, self.price, self.structure)
 
     def width(self, device: Device, samples: int) -> Part:
         """The mask of a device: its level's, or the largest that fits its deadline and memory."""
@@ -82,15 +87,46 @@ class Planner:
         return in_time and self.price(part).memory_bytes <= device.memory
 
     def budget(self, device: Device, samples: int) -> Budget:
-        """What FedPMT's width costs on this device: no method may cost more there."""
+        """What a device can afford: no more than FedPMT's width costs there, or than the user allows."""
         memory = math.inf if self.assign == "level" else device.memory
-        return Budget(self.price(self.width(device, samples)).sustained, memory)
+        width = self.width(device, samples)
+        if self.allowance is None:
+            return Budget(self.price(width).sustained, memory)
+        resource, amount = self.allowance.resource, self.allowance.at(device.level)
+        budget = Budget(memory_bytes=memory, pace=self.pace(device, samples))
+        if amount is None:
+            budget = replace(budget, width=self.widths.index(width) + 1)
+            return budget.limited(resource, budget.spent(resource, self.usage(width)))
+        return budget.limited(resource, amount.limit(budget.spent(resource, self.usage(self.widths[-1]))))
+
+    def pace(self, device: Device, samples: int) -> Pace:
+        """What an operation and a byte take of a device's time."""
+        reference = self.price.full
+        seconds = self.times.training(device, reference, samples)
+        return Pace(seconds / reference.sustained, 1 / device.downlink, 1 / device.uplink)
 
     def weakest(self, fleet: Fleet, samples: int) -> Budget:
-        """The budget that every device of a fleet can keep to."""
+        """The budget that every device of a fleet can keep to: of the smallest share of what the whole model takes."""
+        if self.allowance is not None:
+            resource, whole = self.allowance.resource, self.usage(self.widths[-1])
+            budgets = [self.budget(device, samples) for device in _kinds(fleet)]
+            return min(budgets, key=lambda one: one.limit(resource) / one.spent(resource, whole))
         width = int(self.widths_of(fleet, samples).min())
         memory = math.inf if self.assign == "level" or fleet.memories is None else float(fleet.memories.min())
         return Budget(self.price(self.widths[width - 1]).sustained, memory)
+
+
+def _kinds(fleet: Fleet) -> list[Device]:
+    """One device of each kind; of very many kinds those that are least in something, on each level."""
+    if len(fleet.profiles) <= MOST_KINDS:
+        return [device for device, _ in fleet.profiles]
+    columns = (fleet.speeds, fleet.uplinks, fleet.downlinks, fleet.memories)
+    return [
+        fleet.device(int(members[np.argmin(column[members])]))
+        for members in fleet.members
+        for column in columns
+        if column is not None and len(members)
+    ]
 
 
 def make_planner(
@@ -103,6 +139,7 @@ def make_planner(
     assign: Literal["level", "deadline"],
     deadline: float | None,
     samples: int,
+    allowance: Allowance | None = None,
 ) -> Planner:
     """A planner for this fleet. Without a deadline, widths are fitted to the tightest that leaves nobody out."""
     if assign == "level" and len(fleet.level_speeds) != len(widths):
@@ -110,7 +147,8 @@ def make_planner(
             f"assign = 'level' needs as many widths as levels: there are {len(widths)} widths and "
             f"{len(fleet.level_speeds)} levels (set --widths or --levels, or use --assign deadline)"
         )
-    planner = Planner(structure, widths, price, times, assign, math.inf if deadline is None else deadline)
+    limit = math.inf if deadline is None else deadline
+    planner = Planner(structure, widths, price, times, assign, limit, allowance)
     if deadline is None and assign == "deadline":
         return replace(planner, deadline=float(planner.seconds_of(fleet, widths[0], samples).max()))
     return planner

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from fedpmt.report.groups import clean, require_runs
 from fedpmt.report.markup import Material
 from fedpmt.report.pictures import accuracy_section, breakdown_section, busy_section, layers_section
-from fedpmt.report.results import summary_section, targets_section
+from fedpmt.report.results import budget_section, summary_section, targets_section
 from fedpmt.report.sections import header, how_section, settings_section
 from fedpmt.report.stylesheet import STYLESHEET
 from fedpmt.report.tables import default_targets, write_csv, write_file
@@ -27,6 +27,7 @@ SECTIONS = {
     "summary": "Summary",
     "accuracy": "Accuracy",
     "targets": "Time to target",
+    "budget": "Budget",
     "busy": "Who was busy",
     "layers": "Layers",
     "breakdown": "Levels and classes",
@@ -61,19 +62,19 @@ def page(
     """The page as text; `table` is the address of the CSV."""
     require_runs(runs)
     material = Material.of(runs, default_targets(runs) if targets is None else targets)
-    links = "".join(
-        f'<li><a href="#{identity}">{escape(name)}</a></li>' for identity, name in SECTIONS.items()
-    )
-    body = [
+    sections = [
         summary_section(material, table),
         accuracy_section(material),
         targets_section(material),
+        budget_section(material),
         busy_section(material),
         layers_section(material),
         breakdown_section(material),
         settings_section(material),
         how_section(material),
     ]
+    shown = {name: body for name, body in zip(SECTIONS, sections, strict=True) if body}
+    links = "".join(f'<li><a href="#{name}">{escape(SECTIONS[name])}</a></li>' for name in shown)
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -83,7 +84,7 @@ def page(
             f"<title>{escape(clean(title))}</title>\n<style>\n{STYLESHEET}</style>\n</head>\n<body>",
             header(material, title),
             f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n<main>',
-            *body,
+            *shown.values(),
             "</main>\n<footer><p>Drawn by fedpmt from the records of its runs.</p></footer>\n</body>\n</html>\n",
         ]
     )

@@ -1,4 +1,4 @@
-"""The two tables of the page: what each group of runs ended with, and what a target took."""
+"""The tables of the page: what each group of runs ended with, what a target took, and what was spent of a budget."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING
 
+from fedpmt.report.budgets import COLUMNS as BUDGET_COLUMNS
+from fedpmt.report.budgets import budgets
 from fedpmt.report.markup import named, note, panel_row, section, table
 from fedpmt.report.quantities import (
     Unit,
@@ -137,3 +139,26 @@ def _target_cell(row: TargetRow, rows: Sequence[TargetRow]) -> str:
     texts += [f"{row.reached} of {row.runs} seeds"] if row.reached < row.runs else []
     small = "".join(f"<small>{escape(text)}</small>" for text in texts)
     return f"<td{best}>{escape(time)}{small}</td>"
+
+
+def budget_section(material: Material) -> str:
+    """The table of the page; nothing where no run has a budget."""
+    rows = budgets(material.runs)
+    if not rows:
+        return ""
+    body, panel, line = list[str](), "", ""
+    for row in rows:
+        if row.panel != panel:
+            panel, line = row.panel, ""
+            body.append(panel_row(panel, len(BUDGET_COLUMNS) + 1))
+        name = named(row.line, material.looks.get(row.line)) if row.line != line else ""
+        line = row.line
+        texts = row.texts()
+        cells = "".join(f"<td>{escape(texts[column])}</td>" for column in BUDGET_COLUMNS)
+        body.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
+    words = (
+        f"What a device was allowed ({', '.join(sorted({row.resource for row in rows}))}) and what it took of that"
+        " in a round, on average. Over budget: not even the smallest that the method has was within it, or the"
+        " budget does not act on the method."
+    )
+    return section("budget", "Budget", note(words), table(["", *BUDGET_COLUMNS], body))

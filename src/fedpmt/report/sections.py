@@ -31,6 +31,7 @@ FACTS = {
     "samples": "samples per device",
     "levels": "speeds",
     "deadline": "deadline in seconds",
+    "budget": "budget",
     "rounds": "rounds",
     "epochs": "local epochs",
     "batch": "batch",

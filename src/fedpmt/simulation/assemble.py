@@ -62,6 +62,7 @@ def plan(settings: Settings, problem: Problem, fleet: Fleet) -> Planner:
         assign=settings.assign,
         deadline=settings.deadline,
         samples=settings.samples,
+        allowance=settings.allowance,
     )
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedpmt.complexity.budget import ROUNDING
+from fedpmt.allowance import ROUNDING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

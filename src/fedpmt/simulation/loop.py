@@ -23,6 +23,7 @@ from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.messages import Capacity, Client, Reply, Task
 
 if TYPE_CHECKING:
+    from fedpmt.complexity.budget import Budget
     from fedpmt.complexity.cost import Cost
     from fedpmt.devices.fleet import Device, Fleet
     from fedpmt.methods.base import Method, Predictor
@@ -66,6 +67,7 @@ class Asked:
     transfer: float
     bytes_down: int
     bytes_up: int
+    budget: Budget
     able: bool = True  # whether the part fits into the device's memory
 
 
@@ -195,16 +197,21 @@ class Federation:
         part = (
             task.offer[0]
             if len(task.offer) == 1
-            else work.choose(task.offer, Capacity(device.id, device.speed, budget, samples), round_.price)
+            else work.choose(
+                task.offer,
+                Capacity(device.id, device.speed, budget, samples),
+                round_.price,
+                self.problem.model.structure,
+            )
         )
         cost = work.cost(part, round_.price)
         down, up = payload_bytes(task.tensors), work.upload_bytes(part, self.problem.model.structure)
-        transfer = self.planner.times.transfer(device, down, up)
+        transfer = self.planner.times.transfer(device, down + part.overhead_bytes, up)
         seconds = self.planner.times.training(device, cost, samples, self.share(task, samples)) + transfer
         if cost.memory_bytes > device.memory:
             # It says so at once: nothing is sent and nobody waits.
-            return Asked(device, task, part, cost, samples, 0.0, 0.0, 0, 0, able=False)
-        return Asked(device, task, part, cost, samples, seconds, transfer, down, up)
+            return Asked(device, task, part, cost, samples, 0.0, 0.0, 0, 0, budget, able=False)
+        return Asked(device, task, part, cost, samples, seconds, transfer, down, up, budget)
 
     def steps(self, samples: int) -> int:
         """All steps of a local round."""
@@ -275,6 +282,8 @@ class Federation:
                     bytes_up=one.bytes_up if counts else 0,
                     bytes_down=one.bytes_down,
                     operations=work,
+                    memory_bytes=one.cost.memory_bytes,
+                    **self.charged(one, work),
                 )
             )
         return RoundRecord(
@@ -290,6 +299,23 @@ class Federation:
             layers=coverage,
             devices=tuple(devices),
         )
+
+    def charged(self, one: Asked, operations: float) -> dict[str, float]:
+        """What a device spent of what the run's budget limits, and how much it had, both for the whole round."""
+        allowance = self.settings.allowance
+        if allowance is None:
+            return {}
+        used = {
+            "operations": operations,
+            "time": one.seconds,
+            "bytes": float(one.bytes_down + one.part.overhead_bytes + one.bytes_up),
+            "upload": float(one.bytes_up),
+            "memory": float(one.cost.memory_bytes),
+        }[allowance.resource]
+        limit = one.budget.limit(allowance.resource)
+        if allowance.resource == "operations":
+            limit *= self.settings.epochs * one.samples / self.settings.batch
+        return {"used": used, "budget": limit}
 
     def predictor(self, progress: Progress) -> Predictor:
         """What is evaluated, with BatchNorm statistics of devices' data where the method keeps none."""

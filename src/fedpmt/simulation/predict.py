@@ -43,6 +43,9 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any]) -> d
                 "download_bytes": one.bytes_down,
                 "memory_bytes": one.cost.memory_bytes,
                 "operations": shown.operations,
+                "used": shown.used,
+                "budget": shown.budget,
+                "over_budget": shown.over_budget,
             },
         )
         row["devices"] += 1
@@ -54,4 +57,5 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any]) -> d
         "bytes_up": record.bytes_up * settings.rounds,
         "bytes_down": record.bytes_down * settings.rounds,
         "operations": record.operations * settings.rounds,
+        "budget_action": settings.allowance and method.action(settings.allowance.resource),
     }

@@ -58,6 +58,8 @@ def restamped(
             "bytes_up": sum(one.bytes_up for one in stamped),
             "bytes_down": sum(one.bytes_down for one in stamped),
             "operations": sum(one.operations for one in stamped),
+            "budget": settings.budget,
+            "budget_action": settings.allowance and method.action(settings.allowance.resource),
         }
     )
     return RunRecord(

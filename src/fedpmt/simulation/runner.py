@@ -242,6 +242,8 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         run=str(folder),
         data=settings.data,
         partition=settings.partition,
+        budget=settings.budget,
+        budget_action=settings.allowance and federation.method.action(settings.allowance.resource),
     )
     write_atomically(folder / records.RESULT, result.model_dump_json(indent=1).encode() + b"\n")
     return result

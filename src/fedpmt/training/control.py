@@ -104,6 +104,9 @@ class ControlledWork(LocalWork[Control]):
             return cost.plus(step=cost.update, once=cost.operations, memory_bytes=4 * variates)
         return cost.plus(step=cost.update, memory_bytes=3 * variates)
 
+    def download_bytes(self, part: Part, structure: Structure) -> int:
+        return super().download_bytes(part, structure) + FLOAT_BYTES * structure.size(structure.parameters)
+
     def upload_bytes(self, part: Part, structure: Structure) -> int:
         return super().upload_bytes(part, structure) + FLOAT_BYTES * structure.size(structure.parameters)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 
+from fedpmt.complexity.budget import Usage
 from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.submodel.depth import frozen_prefix, mask
@@ -94,9 +95,19 @@ class LocalWork(Generic[D]):
         """What a device keeps before its first round: nothing."""
         return None
 
-    def choose(self, offer: tuple[Part, ...], device: Capacity, price: Callable[[Part], Cost]) -> Part:
+    def choose(
+        self,
+        offer: tuple[Part, ...],
+        device: Capacity,
+        price: Callable[[Part], Cost],
+        structure: Structure,
+    ) -> Part:
         """Option II: the largest part on offer that the device can afford, else the smallest."""
-        affordable = [part for part in offer if device.budget.allows(price(part))]
+        affordable = [
+            part
+            for part in offer[: device.budget.width]
+            if device.budget.allows(self.usage(part, price, structure))
+        ]
         if affordable:
             return max(affordable, key=lambda part: price(part).operations)
         return min(offer, key=lambda part: price(part).operations)
@@ -157,6 +168,16 @@ class LocalWork(Generic[D]):
     def cost(self, part: Part, price: Callable[[Part], Cost]) -> Cost:
         """What this work costs per batch: the price of the part."""
         return price(part)
+
+    def usage(self, part: Part, price: Callable[[Part], Cost], structure: Structure) -> Usage:
+        """What a local round with this part takes of a device."""
+        down = self.download_bytes(part, structure) + part.overhead_bytes
+        return Usage(self.cost(part, price), down, self.upload_bytes(part, structure))
+
+    def download_bytes(self, part: Part, structure: Structure) -> int:
+        """How long the task's tensors are; must be what the method really sends."""
+        shapes = structure.shapes
+        return FLOAT_BYTES * sum(size(selection, shapes[name]) for name, selection in part.sent.items())
 
     def upload_bytes(self, part: Part, structure: Structure) -> int:
         """How long the reply's tensors are; must be what `reply` really sends."""

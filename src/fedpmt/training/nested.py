@@ -116,13 +116,20 @@ class NestedWork(LocalWork[None]):
             sustained=mean(lambda one: one.sustained),
         )
 
+    def download_bytes(self, part: Part, structure: Structure) -> int:
+        return super().download_bytes(part, structure) + statistics_bytes(part, structure)
+
     def upload_bytes(self, part: Part, structure: Structure) -> int:
-        statistics = sum(
-            size(one.sent[name], structure.shapes[name])
-            for one in (*part.inner, part)
-            for name in buffers_of(structure)
-        )
-        return super().upload_bytes(part, structure) + FLOAT_BYTES * statistics
+        return super().upload_bytes(part, structure) + statistics_bytes(part, structure)
+
+
+def statistics_bytes(part: Part, structure: Structure) -> int:
+    """The BatchNorm statistics of all widths of a part."""
+    return FLOAT_BYTES * sum(
+        size(one.sent[name], structure.shapes[name])
+        for one in (*part.inner, part)
+        for name in buffers_of(structure)
+    )
 
 
 def outputs_at(run: Run, level: int, inputs: Arrays) -> Tensor:

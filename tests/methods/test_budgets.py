@@ -1,0 +1,299 @@
+"""Equal budgets: every method gets the largest part that a device can pay for, as the clock and the wire charge it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpmt import api
+from fedpmt.allowance import RESOURCES, ROUNDING, parse_budget
+from fedpmt.devices.fleet import make_fleet
+from fedpmt.methods.base import Round
+from fedpmt.methods.fedmp import FedMP
+from fedpmt.methods.fjord import FjORD
+from fedpmt.methods.heterofl import HeteroFL
+from fedpmt.methods.ist import IST
+from fedpmt.methods.prunefl import PruneFL, prunable
+from fedpmt.methods.registry import METHODS, create
+from fedpmt.methods.slimfl import SlimFL
+from fedpmt.seeds import Seeds
+from fedpmt.simulation.assemble import assembled, plan
+from fedpmt.submodel.depth import full, widths
+from fedpmt.submodel.width import (
+    HIDDEN,
+    disjoint_channels,
+    first_channels,
+    hidden_groups,
+    kept_count,
+    narrow,
+    rolling_channels,
+    thinned,
+)
+
+if TYPE_CHECKING:
+    from fedpmt.allowance import Resource
+    from fedpmt.methods.base import Method
+    from fedpmt.simulation.loop import Asked, Federation
+    from fedpmt.submodel.part import Part
+
+PER_DEVICE = ("fedpmt", "feddrop", "heterofl", "fedrolex", "fjord", "fedmp", "ist")
+ACTIONS = {
+    **dict.fromkeys(PER_DEVICE, dict.fromkeys(RESOURCES, "device")),
+    **dict.fromkeys(("fedavg", "scaffold", "slimfl"), dict.fromkeys(RESOURCES, "none")),
+    "fedprox": {**dict.fromkeys(RESOURCES, "none"), "operations": "work", "time": "work"},
+    "prunefl": {**dict.fromkeys(RESOURCES, "shared"), "memory": "none"},
+}
+LEVELS = 4
+ROUND = 3
+"""Any but the first: a window that rolls has rolled on by then."""
+
+
+RUN: dict[str, Any] = {
+    **{
+        "task": "cnn-mnist",
+        "data": "synthetic",
+        "levels": "1/4,1/3,1/2,1",
+        "assign": "level",
+        "budget": "operations",
+    },
+    **{"devices": 8, "samples": 40, "cohort": 8, "epochs": 2},
+}
+
+
+@cache
+def priced() -> Federation:
+    """FedAvg on CNN-MNIST, four levels, with links that are slow enough to matter; nobody trains."""
+    chosen = api.settings_of({**RUN, "method": "fedavg"})
+    with assembled(chosen, api.paper_problem_of(chosen), api.method_of(chosen), Path(mkdtemp())) as made:
+        links = np.array([2e4, 3e4, 1e5, 1e9] * 2)
+        return replace(made, fleet=replace(make_fleet(chosen), uplinks=links, downlinks=4 * links))
+
+
+def federation(name: str, **options: Any) -> Federation:
+    """The same devices under another method; a price that was measured is measured for all."""
+    chosen = api.settings_of({**RUN, "method": name, "options": options})
+    return replace(priced(), settings=chosen, method=api.method_of(chosen))
+
+
+def under(name: str, budget: str, **options: Any) -> Federation:
+    """The same with another budget."""
+    made = federation(name, **options)
+    chosen = made.settings.model_copy(update={"budget": budget})
+    return replace(made, settings=chosen, planner=replace(made.planner, allowance=parse_budget(budget)))
+
+
+def ask(made: Federation, device: int) -> tuple[Asked, float, float]:
+    """What a device is asked to do, what that takes and what it may take, as recorded."""
+    round_ = Round(ROUND, made.planner.price, Seeds(0, ROUND), cohort=tuple(range(8)))
+    one = made.ask(made.start(), made.fleet.device(device), round_)
+    record = made.record(replace(made.start(), rounds=1), [one], ("arrived",), one.seconds)
+    (found,) = record.devices
+    assert found.used is not None
+    assert found.budget is not None
+    assert found.over_budget == (found.used > found.budget * (1 + ROUNDING))
+    return one, found.used, found.budget
+
+
+def choices(made: Federation, device: int) -> list[Part]:
+    """All parts that a method could give this device, smallest first, cut here by hand."""
+    structure = made.problem.model.structure
+    axes = structure.require_axes("this test")
+    name = made.settings.method
+    if name == "fedpmt":
+        return list(widths(structure, LEVELS))
+    if name == "fjord":
+        return list(FjORD().widths(structure))
+    parts = []
+    for step in range(1, 101):
+        rate = step / 100
+        if name in ("heterofl", "fedrolex"):
+            start = ROUND if name == "fedrolex" else 0
+            pick = lambda size, count, start=start: rolling_channels(size, count, start)  # noqa: E731
+            parts.append(thinned(structure, axes, rate, HIDDEN, pick, derivable=True))
+        elif name == "ist":
+            rng = Seeds(0, ROUND)("deal", None)
+            kept = {
+                group.name: disjoint_channels(group.size, 2, rng)[device % 2][: kept_count(group.size, rate)]
+                for group in hidden_groups(axes)
+            }
+            parts.append(narrow(structure, axes, kept, ""))
+        else:
+            parts.append(thinned(structure, axes, rate, HIDDEN, first_channels))
+    return parts
+
+
+def length(made: Federation, part: Part) -> tuple[int, int]:
+    """What tells parts of a method apart by size alone: bytes down and up."""
+    work, structure = made.method.local(), made.problem.model.structure
+    return work.download_bytes(part, structure), work.upload_bytes(part, structure)
+
+
+def takes(made: Federation, part: Part, device: int) -> float:
+    """What a part takes of what the budget limits, for a whole round, from the clock and the wire."""
+    chosen, work, place = made.settings, made.method.local(), made.fleet.device(device)
+    structure = made.problem.model.structure
+    cost, up = work.cost(part, made.planner.price), work.upload_bytes(part, structure)
+    down = work.download_bytes(part, structure) + part.overhead_bytes
+    resource: Resource = parse_budget(str(chosen.budget)).resource
+    if resource == "operations":
+        cached = made.planner.price.cached
+        return cost.round_operations(samples=40, epochs=chosen.epochs, batch=chosen.batch, cached=cached)
+    if resource == "time":
+        times = made.planner.times
+        return times.training(place, cost, 40) + times.transfer(place, down, up)
+    return float({"bytes": down + up, "upload": up, "memory": cost.memory_bytes}[resource])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_declares_how_a_budget_acts_on_it(name: str) -> None:
+    options = api.settings_of({"method": name, "budget": "operations"}).options
+    method = create(name, options, {"widths": None, "splitting": "server"})
+    assert {resource: method.action(resource) for resource in RESOURCES} == ACTIONS[name]
+
+
+def test_what_the_user_fixes_no_budget_acts_on() -> None:
+    fixed: list[Method[Any, Any]] = [
+        HeteroFL(rate=0.5),
+        FedMP(),
+        FedMP(bandit=False, ratio=0.5),
+        PruneFL(density=0.5),
+    ]
+    assert {method.action("operations") for method in fixed} == {"none"}
+    assert SlimFL(fit=True).action("operations") == "device"
+    assert IST().action("memory") == "device"
+
+
+@pytest.mark.parametrize("resource", RESOURCES)
+@pytest.mark.parametrize("name", PER_DEVICE)
+@settings(max_examples=10, deadline=None)
+@given(share=st.none() | st.floats(0.005, 1.0), device=st.integers(0, LEVELS - 1))
+def test_the_part_is_the_largest_within_the_budget(
+    name: str, resource: str, share: float | None, device: int
+) -> None:
+    """Its price is within, every larger one's is not; where none is, it is the smallest and marked."""
+    # Classes that a device does not hold would save some more, which rates are not fitted to.
+    options = {"masked": False} if name in ("heterofl", "fedrolex") else {}
+    made = under(name, resource if share is None else f"{resource}={share!r}", **options)
+    one, used, budget = ask(made, device)
+    assert used == pytest.approx(takes(made, one.part, device), rel=1e-12)
+    own = widths(made.problem.model.structure, LEVELS)
+    if share is None:
+        assert budget == pytest.approx(takes(under("fedpmt", resource), own[device], device), rel=1e-12)
+    if share is None and name == "fedpmt":
+        assert one.part.label == own[device].label
+        return
+    parts = choices(made, device)
+    place = max(index for index, part in enumerate(parts) if length(made, part) == length(made, one.part))
+    if used > budget * (1 + 2 * ROUNDING):
+        assert length(made, one.part) == length(made, parts[0])
+    # A rate's price grows with it; the few widths of the others are looked at one by one.
+    larger = parts[place + 1 :] if name in ("fedpmt", "fjord") else parts[place + 1 : place + 2]
+    assert all(takes(made, part, device) > budget for part in larger)
+
+
+def test_rates_are_fitted_to_the_slice_whatever_classes_a_device_holds() -> None:
+    for name in ("heterofl", "fedrolex"):
+        for device in range(LEVELS):
+            whole, masked = (ask(under(name, "upload", masked=masked), device) for masked in (False, True))
+            assert whole[0].part.label == masked[0].part.label
+            assert masked[1] <= whole[1] <= whole[2]
+
+
+@pytest.mark.parametrize("prefix", ["cache", "recompute"])
+@pytest.mark.parametrize("resource", RESOURCES)
+def test_fedpmt_matched_against_itself_has_its_own_widths(resource: str, prefix: str) -> None:
+    """Even where a wider part would hold less memory, since it keeps no cache."""
+    made = under("fedpmt", resource)
+    if prefix == "recompute":
+        chosen = made.settings.model_copy(update={"prefix": prefix})
+        made = replace(made, settings=chosen, planner=plan(chosen, made.problem, made.fleet))
+    for device in range(LEVELS):
+        one, used, budget = ask(made, device)
+        assert one.part.label == f"width {device + 1}"
+        assert used == pytest.approx(budget, rel=1e-12)
+
+
+@pytest.mark.parametrize("budget", ["operations", "operations=0.3", "time", "time=4s"])
+def test_fedprox_takes_as_many_steps_as_are_paid_for(budget: str) -> None:
+    made = under("fedprox", budget)
+    for device in range(LEVELS):
+        one, used, limit = ask(made, device)
+        steps = one.task.steps or 8
+        whole = takes(made, full(made.problem.model.structure), device)
+        fixed = one.transfer if budget.startswith("time") else 0.0
+        assert used == pytest.approx((whole - fixed) * steps / 8 + fixed, rel=1e-9)
+        assert used <= limit * (1 + ROUNDING) or steps == 1
+        assert steps == 8 or (whole - fixed) * (steps + 1) / 8 + fixed > limit
+
+
+@pytest.mark.parametrize("name", ["fedprox", "fedavg", "scaffold", "slimfl"])
+def test_what_no_budget_changes_is_marked_and_not_cut(name: str) -> None:
+    for budget in ("upload=0.5", "memory=0.5", "bytes=100kB"):
+        one, used, limit = ask(under(name, budget), 0)
+        assert used > limit
+        assert one.task.steps is None
+        structure = under(name, budget).problem.model.structure
+        assert one.part.sent == full(structure).sent
+
+
+def test_distillation_control_variates_and_lists_are_paid_for() -> None:
+    structure = federation("fedavg").problem.model.structure
+    everything = 4 * structure.size(structure.tensors)
+    assert ask(under("scaffold", "bytes"), 3)[1] == 4 * everything  # w and c down, w and Δc up
+    assert ask(under("fedavg", "bytes"), 3)[1] == 2 * everything
+    one, used, _ = ask(under("feddrop", "bytes"), 0)
+    assert used == one.bytes_down + one.bytes_up + one.part.overhead_bytes
+    assert one.part.overhead_bytes > 0
+    assert one.transfer == pytest.approx((used - one.bytes_up) / 8e4 + one.bytes_up / 2e4)
+    plain, distilled = (under("fjord", "operations=0.5", distil=distil) for distil in (False, True))
+    for made in (plain, distilled):
+        one, used, limit = ask(made, 0)
+        assert used <= limit
+    # Two passes in one step: a budget pays for less.
+    assert len(ask(distilled, 0)[0].part.inner) < len(ask(plain, 0)[0].part.inner)
+
+
+@pytest.mark.parametrize("resource", ["upload", "bytes", "operations", "time"])
+def test_prunefl_has_the_density_of_the_weakest(resource: str) -> None:
+    """On the 0.01 grid; products with pruned weights are free where the density is chosen."""
+    made = under("prunefl", resource)
+    structure, density = made.problem.model.structure, made.start().state.limit
+    weights = structure.size(prunable(structure))
+    rest = structure.size(structure.tensors) - weights
+
+    def fits(rate: float) -> bool:
+        ok = []
+        for device in range(LEVELS):
+            place = made.fleet.device(device)
+            limit = made.planner.budget(place, 40).limit(parse_budget(resource).resource)
+            active = 4 * (rest + int(rate * weights))
+            down = active + -(-weights // 8)
+            work = rate * made.planner.price.full.sustained
+            seconds = rate * made.planner.times.training(place, made.planner.price.full, 40)
+            seconds += made.planner.times.transfer(place, down, active)
+            ok.append(
+                {"upload": active, "bytes": down + active, "operations": work, "time": seconds}[resource]
+                <= limit * (1 + ROUNDING)
+            )
+        return all(ok)
+
+    assert fits(density) or density == 0.01
+    assert not fits(density + 0.01)
+
+
+def test_a_fleet_of_very_many_kinds_has_a_weakest_too() -> None:
+    chosen = api.settings_of(
+        {"levels": "lognormal:0.7", "devices": 5000, "cohort": 5, "budget": "time=30s", "data": "synthetic"}
+    )
+    fleet = make_fleet(chosen)
+    planner = plan(chosen, api.paper_problem_of(chosen), fleet)
+    slowest = planner.budget(fleet.device(int(np.argmin(fleet.speeds))), chosen.samples)
+    assert planner.weakest(fleet, chosen.samples) == slowest
