@@ -109,6 +109,8 @@ class ResultRecord(Record):
     partition: str = ""
     budget: str | None = None
     budget_action: Literal["device", "shared", "work", "none"] | None = None  # how it acted on the method
+    public_samples: int = 0  # unlabelled, no device's own
+    validation_samples: int = 0  # labelled, the server's own
 
 
 class RunRecord(Record):

@@ -17,7 +17,16 @@ from fedpmt.settings import Settings, read_toml
 from fedpmt.types import SettingError
 
 GROUPS = {
-    "What is learned": ("method", "task", "data", "data_dir", "partition", "partition_seed"),
+    "What is learned": (
+        "method",
+        "task",
+        "data",
+        "data_dir",
+        "partition",
+        "partition_seed",
+        "public",
+        "validation",
+    ),
     "The fleet": (
         "devices",
         "samples",

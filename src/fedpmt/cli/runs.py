@@ -83,6 +83,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run several methods on the same data, fleet, budgets and seeds, and compare them."""
+    given = api.with_public(given, methods)
     plans = [
         _settings({**given, "method": method, "seed": seed}, None, resume=False, others=methods)
         for seed in parse_seeds(seeds)

@@ -91,11 +91,17 @@ class Predictor:
 class Method(ABC, Generic[S, D]):
     """A federated method. S is the server's state, D what a device keeps between rounds."""
 
-    needs_speeds: bool = False
+    needs_speeds: ClassVar[bool] = False
     """Whether `assign` needs what only the device knows when devices choose (Option II)."""
 
     under_budget: ClassVar[Mapping[str, bool | int | float | str]] = {}
     """Its settings where a run has a budget and the user did not choose others: those on which a budget can act."""
+
+    needs_public: ClassVar[bool] = False
+    """Whether it needs unlabelled public data."""
+
+    needs_validation: ClassVar[bool] = False
+    """Whether it needs labelled data on the server."""
 
     @abstractmethod
     def init(self, setup: Setup) -> S:

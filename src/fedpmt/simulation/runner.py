@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedpmt.settings import Settings
     from fedpmt.simulation.loop import Federation, OnRound, Progress
     from fedpmt.simulation.problem import Problem
+    from fedpmt.types import Examples
 
 LOCK = ".lock"
 
@@ -244,9 +245,15 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         partition=settings.partition,
         budget=settings.budget,
         budget_action=settings.allowance and federation.method.action(settings.allowance.resource),
+        public_samples=_count(federation.data.public),
+        validation_samples=_count(federation.data.validation),
     )
     write_atomically(folder / records.RESULT, result.model_dump_json(indent=1).encode() + b"\n")
     return result
+
+
+def _count(examples: Examples | None) -> int:
+    return 0 if examples is None else len(examples)
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
