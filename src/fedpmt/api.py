@@ -208,6 +208,11 @@ def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None
         raise SettingError(
             f"splitting = 'device' is refused: {settings.method} needs speeds that the server does not know then"
         )
+    if used.fitted_net and settings.level_draw == "round":
+        raise SettingError(
+            f"level-draw = 'round' is refused: {settings.method} keeps a net on each device that fits its level "
+            "(allowed: fixed)"
+        )
     check_spec(settings.partition)
     check_public(settings.public, settings.data)
     for key in ("public", "validation"):

@@ -30,6 +30,9 @@ EXECUTION = frozenset({"workers", "checkpoint_seconds", "data_dir"})
 """Settings that say how a run is computed, not what: they may differ when it is resumed."""
 
 Outcome = Literal["arrived", "late", "failed", "surplus"]
+Evaluated = Literal["global", "split", "personal"]
+"""What an accuracy is of: the server's model, a device's and the server's halves together, or a device's own;
+for the last two it is the mean over devices that took part."""
 
 
 class Record(BaseModel):
@@ -85,6 +88,7 @@ class RoundRecord(Record):
         None  # test accuracy, classes weighted as that level's devices hold them
     )
     accuracy_by_class: dict[str, float] | None = None
+    evaluates: Evaluated = "global"  # what the accuracy is of
     metrics: dict[str, float] = {}
 
 
@@ -102,7 +106,8 @@ class ResultRecord(Record):
     bytes_down: int
     operations: float
     weights_sha256: str
-    evaluates: Literal["global", "split", "personal"] = "global"
+    server_operations: float = 0.0
+    evaluates: Evaluated = "global"
     stopped: Literal["rounds", "target", "time-budget"] = "rounds"
     run: str = ""  # the folder
     data: str = ""

@@ -132,6 +132,14 @@ class Settings(BaseModel):
     rounds: int = Field(0, ge=1, description="global rounds T")
     seed: int = Field(0, ge=0, description="seed of everything but the split and the fleet")
     workers: int = Field(0, ge=0, description="devices trained at a time; 0: one per core")
+    server_cap: float | None = Field(
+        2.0,
+        gt=0,
+        description="the server's operations per round, at most this many times its devices'; none: no limit",
+    )
+    server_speed: float | None = Field(
+        None, gt=0, description="the server's speed, as devices' are; none: its work takes no virtual time"
+    )
     executor: Literal["auto", "plain"] = Field(
         "auto",
         description="auto: the fastest that the model allows; plain: one device after another, by autograd",
@@ -172,7 +180,15 @@ class Settings(BaseModel):
         return filled
 
     @field_validator(
-        "deadline", "full_seconds", "lr", "weight_decay", "time_budget", "over_select", "checkpoint_seconds"
+        "deadline",
+        "full_seconds",
+        "lr",
+        "weight_decay",
+        "time_budget",
+        "over_select",
+        "checkpoint_seconds",
+        "server_cap",
+        "server_speed",
     )
     @classmethod
     def _finite(cls, value: float | None) -> float | None:
@@ -192,6 +208,11 @@ class Settings(BaseModel):
         if value is not None:
             parse_budget(value)
         return value
+
+    @field_validator("server_cap", "server_speed", mode="before")
+    @classmethod
+    def _may_be_none(cls, value: object) -> object:
+        return None if value == "none" else value
 
     @field_validator("public")
     @classmethod

@@ -25,15 +25,28 @@ if TYPE_CHECKING:
     from fedpmt.records import RoundRecord
 
 SHARED = {"widths": None, "splitting": "server"}
-SLOW = {"fjord": 24}
+SLOW = {"fjord": 24, "comet": 60}
 """Rounds that a method needs to get off the ground, where narrow nets learn little at first."""
 BUDGETS = [200.0, 400.0, float("inf"), float("inf")]
-TRAIN_EVERYTHING = ("fedavg", "fedprox", "scaffold", "slimfl", "prunefl")
+TRAIN_EVERYTHING = ("fedavg", "fedprox", "scaffold", "slimfl", "prunefl", "fedgen")
 """Methods in which every device trains all of the model, however weak it is."""
 
+NO_MODEL = ("comet",)
+"""Methods whose server has no model at all."""
 
-def method(name: str) -> Any:
-    return create(name, {}, SHARED)
+IDLE: dict[str, dict[str, Any]] = {"feddf": {"steps": 0}, "fedgkt": {"epochs": 0}}
+"""What keeps the server of a method from learning anything by itself."""
+
+NO_FEDAVG = ("comet", "fedgkt")
+"""Methods that average no weights, and so are FedAvg under no settings; their own tests have their reductions."""
+
+
+QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 20}}
+"""What spares time where a server without a cap would work for long."""
+
+
+def method(name: str, **options: Any) -> Any:
+    return create(name, {**QUICK.get(name, {}), **options}, SHARED)
 
 
 def replies(bench: Bench, index: int = 0) -> list[Any]:
@@ -124,7 +137,7 @@ def test_arrival_order_does_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_entries_that_nobody_trained_keep_their_bits(name: str) -> None:
-    bench = Bench(method(name))
+    bench = Bench(method(name, **IDLE.get(name, {})))
     arrived = [bench.reply(device, 0, 60.0) for device in range(2)]
     step = bench.method.aggregate(bench.state, arrived, bench.round(0))
     untouched = 0
@@ -136,12 +149,12 @@ def test_entries_that_nobody_trained_keep_their_bits(name: str) -> None:
         outside = cover == 0
         untouched += int(outside.sum())
         assert torch.equal(step.state.tensors[key][outside], before[outside])
-    assert untouched > 0 or name in TRAIN_EVERYTHING
+    assert untouched > 0 or name in TRAIN_EVERYTHING + NO_MODEL
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_training_leaves_the_model_as_it_was(name: str) -> None:
-    bench = Bench(method(name), learning_rate=0.0)
+    bench = Bench(method(name, **IDLE.get(name, {})), learning_rate=0.0)
     step = bench.method.aggregate(bench.state, replies(bench), bench.round(0))
     assert all(torch.equal(step.state.tensors[key], tensor) for key, tensor in bench.state.tensors.items())
 
@@ -152,7 +165,7 @@ def test_bytes_on_the_wire_are_those_accounted_for(name: str) -> None:
     for device, budget in enumerate(BUDGETS):
         reply = bench.reply(device, 0, budget)
         assert payload_bytes(reply.tensors) == bench.method.local().upload_bytes(
-            reply.part, bench.model.structure
+            reply.part, bench.models[reply.part.model].structure
         )
         task = bench.method.assign(bench.state, bench.client(device, budget), bench.round(0))
         assert set(task.tensors[MODEL]) == set(task.offer[0].sent)
@@ -160,7 +173,12 @@ def test_bytes_on_the_wire_are_those_accounted_for(name: str) -> None:
         assert payload_bytes(task.tensors) == work.download_bytes(task.offer[0], bench.model.structure)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NO_FEDAVG)
+def test_without_a_reduction_to_fedavg_there_are_no_neutral_settings(name: str) -> None:
+    assert method(name).neutral() is None
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in NO_FEDAVG])
 def test_neutral_and_capable_is_fedavg_bit_for_bit(name: str) -> None:
     neutral = method(name).neutral()
     assert neutral is not None

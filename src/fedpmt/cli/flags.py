@@ -48,6 +48,8 @@ GROUPS = {
         "prefix",
         "widths",
         "splitting",
+        "server_cap",
+        "server_speed",
         "options",
     ),
     "Training": ("epochs", "batch", "lr", "schedule", "momentum", "weight_decay", "rounds", "seed"),

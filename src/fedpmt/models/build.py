@@ -40,6 +40,14 @@ def build(net: Net, rng: np.random.Generator) -> LayeredModel:
     return layered(module)
 
 
+class FlatLinear(nn.Linear):
+    """A linear layer on features of any shape: the flatten is part of it, and so behind a tap before it."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Flatten, then the linear map."""
+        return super().forward(inputs.flatten(1))
+
+
 def initialise(module: nn.Module, rng: np.random.Generator) -> None:
     """Draw the weights of linear and convolutional layers, first layer first."""
     for child in module.modules():

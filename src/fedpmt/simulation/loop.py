@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedpmt.methods.base import Prototype, Round, Setup
+from fedpmt.methods.base import Prototype, Round, Server, Setup
 from fedpmt.records import DeviceRecord, RoundRecord
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.clock import settle
@@ -20,6 +20,7 @@ from fedpmt.simulation.sampling import SAMPLERS
 from fedpmt.simulation.schedule import local_settings
 from fedpmt.submodel.depth import mask
 from fedpmt.submodel.part import GLOBAL
+from fedpmt.training.local import Site
 from fedpmt.training.messages import Capacity, Client, Reply, Task
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fedpmt.complexity.cost import Cost
     from fedpmt.devices.fleet import Device, Fleet
     from fedpmt.methods.base import Method, Predictor
+    from fedpmt.models.layered import LayeredModel
     from fedpmt.planning.assign import Planner
     from fedpmt.records import Outcome
     from fedpmt.settings import Settings
@@ -98,11 +100,21 @@ class Federation:
 
     def start(self) -> Progress:
         """Before the first round."""
-        model = self.problem.model
-        prototypes = {GLOBAL: Prototype(model.structure, model.initial())}
+        prototypes = {
+            name: Prototype(model.structure, model.initial()) for name, model in self.problem.models.items()
+        }
         by_server = self.settings.splitting == "server"
         weakest = self.planner.weakest(self.fleet, self.settings.samples) if by_server else None
-        setup = Setup(prototypes, len(self.fleet), self.planner.price, weakest=weakest)
+        setup = Setup(
+            prototypes,
+            len(self.fleet),
+            self.planner.price,
+            self.data.public,
+            self.data.validation,
+            weakest,
+            self.settings.batch,
+            Seeds(self.settings.seed),
+        )
         return Progress(self.method.init(setup))
 
     def play(self, progress: Progress) -> tuple[Progress, RoundRecord]:
@@ -114,17 +126,20 @@ class Federation:
         arrived = [one for one, outcome in zip(asked, verdict.outcomes, strict=True) if outcome == "arrived"]
 
         losses: list[float] = []
+        round_ = replace(round_, at_hand=self.server(arrived, index))
         step = self.method.aggregate(progress.state, self.train(arrived, progress, seeds, losses), round_)
+        round_seconds = verdict.round_seconds + self.server_seconds(step.server_operations)
 
         accepted = progress.accepted
         if accepted is not None or self.keeps_state:
             accepted = {**(accepted or {}), **{one.device.id: index for one in arrived}}
-        progress = Progress(step.state, index + 1, progress.virtual_seconds + verdict.round_seconds, accepted)
+        progress = Progress(step.state, index + 1, progress.virtual_seconds + round_seconds, accepted)
         record = self.record(progress, asked, verdict.outcomes, verdict.round_seconds)
         record = record.model_copy(
             update={
                 "metrics": {**_mean("train_loss", losses), **step.metrics},
                 "server_operations": step.server_operations,
+                "round_seconds": round_seconds,
             }
         )
         last = progress.rounds == self.settings.rounds or self.out_of_time(progress)
@@ -148,6 +163,27 @@ class Federation:
             min(self.settings.cohort, len(asked)),
         )
         return asked, verdict
+
+    def server(self, arrived: list[Asked], round_index: int) -> Server:
+        """What the server has at hand, and how much it may do with it: so many times what its devices do."""
+        cap = self.settings.server_cap
+        budget = np.inf if cap is None else cap * sum(map(self.operations, arrived))
+        local = local_settings(self.settings, round_index)
+        site = Site(self.server_models, self.problem.objective, local, self.data.public)
+        return Server(site, self.data.public, self.data.validation, budget)
+
+    @cached_property
+    def server_models(self) -> dict[str, LayeredModel]:
+        """The server's own copies: it may work while devices do, and a net that runs is changed."""
+        return {name: model.clone() for name, model in self.problem.models.items()}
+
+    def server_seconds(self, operations: float) -> float:
+        """Virtual seconds of the server's own work, once all replies are there."""
+        if self.settings.server_speed is None:
+            return 0.0
+        price = self.planner.price
+        epoch = price.full.operations * price.samples / price.batch
+        return operations / epoch * self.settings.full_seconds / self.settings.server_speed
 
     def out_of_time(self, progress: Progress) -> bool:
         """Whether the virtual clock has passed the user's budget."""
@@ -205,7 +241,8 @@ class Federation:
             )
         )
         cost = work.cost(part, round_.price)
-        down, up = payload_bytes(task.tensors), work.upload_bytes(part, self.problem.model.structure)
+        structure = self.problem.models[part.model].structure
+        down, up = payload_bytes(task.tensors), work.upload_bytes(part, structure)
         transfer = self.planner.times.transfer(device, down + part.overhead_bytes, up)
         seconds = self.planner.times.training(device, cost, samples, self.share(task, samples)) + transfer
         if cost.memory_bytes > device.memory:
@@ -222,6 +259,15 @@ class Federation:
         steps = self.steps(samples)
         asked = steps if task.epochs is None else steps // self.settings.epochs * task.epochs
         return (asked if task.steps is None else min(asked, task.steps)) / steps
+
+    def operations(self, one: Asked) -> float:
+        """The work of one device's local round."""
+        return one.cost.round_operations(
+            samples=one.samples,
+            epochs=self.settings.epochs,
+            batch=self.settings.batch,
+            cached=self.planner.price.cached,
+        ) * self.share(one.task, one.samples)
 
     def train(
         self, arrived: list[Asked], progress: Progress, seeds: Seeds, losses: list[float]
@@ -256,14 +302,10 @@ class Federation:
         devices, operations, wasted, overhead = [], 0.0, 0.0, 0
         for one, outcome in zip(asked, outcomes, strict=True):
             counts = outcome == "arrived"
-            work = one.cost.round_operations(
-                samples=one.samples,
-                epochs=self.settings.epochs,
-                batch=self.settings.batch,
-                cached=self.planner.price.cached,
-            ) * self.share(one.task, one.samples)
+            work = self.operations(one)
             if counts:
                 operations += work
+            if counts and one.part.model == GLOBAL:
                 for layer, trained in zip(coverage, mask(structure, one.part), strict=True):
                     coverage[layer] += trained
             else:
@@ -337,8 +379,10 @@ class Federation:
             found = evaluate_global(self.executor, predictor, self.data.test, self.problem.data.classes)
         else:
             members = sorted(progress.accepted or {})[:PERSONAL_DEVICES]
+            # A model that is half the server's knows all classes; a device's own answers for what the device has.
+            test = self.personal_test if predictor.kind == "personal" else lambda _: self.data.test
             owners = (
-                (self.store.read(device, (progress.accepted or {})[device]), self.personal_test(device))
+                (self.store.read(device, (progress.accepted or {})[device]), test(device))
                 for device in members
             )
             found = evaluate_personal(self.executor, self.method.local(), predictor, owners)
@@ -348,6 +392,7 @@ class Federation:
             "loss": finite_loss,
             "accuracy_by_class": found.by_class,
             "accuracy_by_level": self.by_level(found.by_class),
+            "evaluates": predictor.kind,
         }
 
     def personal_test(self, device: int) -> Any:

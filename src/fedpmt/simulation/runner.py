@@ -104,6 +104,7 @@ class Totals:
     operations: float = 0.0
     accuracy: float | None = None
     loss: float | None = None
+    server_operations: float = 0.0
 
     def plus(self, record: RoundRecord) -> Totals:
         """With one more round."""
@@ -114,6 +115,7 @@ class Totals:
             self.operations + record.operations,
             record.accuracy if evaluated else self.accuracy,
             record.loss if evaluated else self.loss,
+            self.server_operations + record.server_operations,
         )
 
 
@@ -220,8 +222,10 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
 
     settings, progress, totals = federation.settings, saved.progress, saved.totals
     predictor = federation.predictor(progress)
-    # With the module's own counters, so that the file loads strictly into the user's module.
-    state = {**federation.problem.model.module.state_dict(), **predictor.tensors}
+    # With the module's own counters, so that the file loads strictly into the user's module; what is shared by
+    # methods without a global model stands alone.
+    module = federation.problem.model.module.state_dict() if predictor.kind == "global" else {}
+    state = {**module, **predictor.tensors}
     write_atomically(
         folder / records.MODEL_FILE,
         save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}),
@@ -237,6 +241,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         bytes_up=totals.bytes_up,
         bytes_down=totals.bytes_down,
         operations=totals.operations,
+        server_operations=totals.server_operations,
         weights_sha256=weights_sha256(predictor.tensors),
         evaluates=predictor.kind,
         stopped=stopped,

@@ -6,7 +6,7 @@ Aggregation reads its coverage from the Part that was trained, so the two can ne
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -44,6 +44,19 @@ WHOLE = Whole()
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What a task takes beside training its part: passes over other data, nets of another kind, answers."""
+
+    step: float = 0.0  # operations in every step
+    once: float = 0.0  # operations per batch of the device's data and round
+    memory_bytes: int = 0  # held all along
+    answer_bytes: int = 0  # of the reply, beside the model's tensors
+
+
+NOTHING = Beside()
+
+
+@dataclass(frozen=True)
 class Part:
     """A part of a model: which tensors are sent to a device, and which of them it trains."""
 
@@ -54,6 +67,16 @@ class Part:
     overhead_bytes: int = 0  # what it takes to tell the other side which part this is
     inner: tuple[Part, ...] = ()  # narrower parts inside this one that are trained with it, smallest first
     reported: Mapping[str, Selection] = field(default_factory=dict)  # what is told of beside, e.g. g²
+    kept: Mapping[str, Selection] = field(
+        default_factory=dict
+    )  # the device's own, trained there: never travels
+    beside: Beside = NOTHING
+
+    def resident(self) -> Part:
+        """As the device works with it: what it keeps it trains as if it had been sent."""
+        if not self.kept:
+            return self
+        return replace(self, sent={**self.sent, **self.kept}, trained={**self.trained, **self.kept}, kept={})
 
 
 def size(selection: Selection, shape: tuple[int, ...]) -> int:
