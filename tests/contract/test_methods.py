@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from fedpmt.records import RoundRecord
 
 SHARED = {"widths": None, "splitting": "server"}
-SLOW = {"fjord": 24, "comet": 60}
+SLOW = {"fjord": 24, "comet": 60, "fedgkt": 6}
 """Rounds that a method needs to get off the ground, where narrow nets learn little at first."""
+ALONE = ("comet",)
+"""Methods whose devices learn by themselves, a few steps each time they are asked: that takes a minute."""
 BUDGETS = [200.0, 400.0, float("inf"), float("inf")]
 TRAIN_EVERYTHING = ("fedavg", "fedprox", "scaffold", "slimfl", "prunefl", "fedgen")
 """Methods in which every device trains all of the model, however weak it is."""
@@ -245,7 +247,9 @@ def test_resumed_after_an_interrupt_and_a_kill_it_has_the_same_bits(name: str, t
     assert whole == parts
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALONE else name for name in METHODS]
+)
 def test_runs_with_no_other_setting_and_learns(name: str) -> None:
     run = api.run(name, rounds=SLOW.get(name, 12), eval_every=4)
     assert run.result is not None

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.training.adam import AdamWork, Moments
+from fedpmt.training.fused import fused_forward
 from fedpmt.training.local import LocalSettings, LocalWork, Rng, Run, Site, clipped, train
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from fedpmt.submodel.part import Part
     from fedpmt.training.messages import Task
     from fedpmt.types import Examples, Tensors
+
+CHUNK = 500
+"""Samples at a time, always the same, so that sums are taken in the same order."""
 
 SERVER = -1
 """Stands for a device's id where the server trains."""
@@ -53,7 +56,7 @@ class StudentWork(AdamWork):
 
 
 def on_server(
-    work: LocalWork[Moments],
+    work: LocalWork[Any],
     site: Site,
     task: Task,
     part: Part,
@@ -67,7 +70,6 @@ def on_server(
     batch: int | None = None,
 ) -> tuple[Tensors, Moments, float]:
     """So many steps by the one local loop, over the data as often as it takes: tensors, moments, mean loss."""
-    own: Any = moments
     batch = batch or site.settings.batch
     epochs = -(-steps // -(-len(data) // batch))
     settings = LocalSettings(epochs, batch, rate, prefix="recompute")
@@ -76,7 +78,7 @@ def on_server(
         replace(site, settings=settings),
         replace(task, steps=steps),
         part,
-        own,
+        moments,
         data,
         rng,
         device=SERVER,
@@ -91,7 +93,10 @@ def answers(model: LayeredModel, tensors: Tensors, examples: Examples, cut: int 
     """What a net says to all inputs, in evaluation mode; from layer `cut` on, where inputs are what comes before it."""
     model.set_training([False] * len(model.structure.layers))
     pieces = []
-    for start in range(0, len(examples), PREFIX_BATCH):
-        inputs = examples.take(slice(start, start + PREFIX_BATCH)).inputs
-        pieces.append(model.suffix(cut, tensors, inputs) if cut else model.forward(tensors, inputs))
+    for start in range(0, len(examples), CHUNK):
+        inputs = examples.take(slice(start, start + CHUNK)).inputs
+        said = None if cut else fused_forward(model, tensors, inputs)
+        if said is None:
+            said = model.suffix(cut, tensors, inputs) if cut else model.forward(tensors, inputs)
+        pieces.append(said)
     return torch.cat(pieces)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.adam import STEPPER, Adam, AdamWork, Moments, Stepper
-from fedpmt.training.distillation import answers
+from fedpmt.training.distillation import CHUNK, answers
 from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
 from fedpmt.types import MODEL, Examples
 
@@ -115,8 +115,8 @@ def features_of(model: LayeredModel, tensors: Tensors, data: Examples) -> Tensor
     """What an edge net's stem makes of all samples, in evaluation mode."""
     model.set_training([False] * len(model.structure.layers))
     pieces = [
-        model.prefix(STEM, tensors, data.take(slice(start, start + 500)).inputs)
-        for start in range(0, len(data), 500)
+        model.prefix(STEM, tensors, data.take(slice(start, start + CHUNK)).inputs)
+        for start in range(0, len(data), CHUNK)
     ]
     return torch.cat(pieces)
 
