@@ -125,6 +125,7 @@ def _under_budget(method: Method[Any, Any]) -> Method[Any, Any]:
     }
     return dataclasses.replace(method, **changed)  # type: ignore[type-var]
 
+
 HELD_OUT = {"public": "holdout:0.1", "validation": 0.02}
 """What is held out for methods that need it, where nothing is said."""
 

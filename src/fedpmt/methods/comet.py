@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from fedpmt.allowance import Resource
+    from fedpmt.methods.base import Action
     from fedpmt.models.structure import Structure
     from fedpmt.training.codistillation import Personal
     from fedpmt.training.local import LocalWork
@@ -82,21 +84,37 @@ class Comet(Method[Clusters, "Personal"]):
     def assign(self, state: Clusters, client: Client, round: Round) -> Task:
         from fedpmt.training.codistillation import ASKED, CENTROIDS, COUNT, TOLD
 
-        rate = rate_for(state.structure, client.budget, round.price, "comet")
+        fits = self.fits(client, state.structure, round.price)
+        # The net must do for all rounds, those with centroids to learn from among them.
+        rate = rate_for(
+            state.structure,
+            lambda net: fits(self.part(state, net, client.samples, round, self.clusters)),
+            "comet",
+        )
+        learns = self.pull > 0 and bool(state.tensors)
         net = fitted(state.structure, rate, "comet")
-        learns = bool(state.tensors) and self.pull > 0
+        part = self.part(state, net, client.samples, round, len(state.tensors[CENTROIDS]) if learns else 0)
+        scalars = {ASKED: self.seed(round), TOLD: state.seed, COUNT: self.asked}
+        shared = {CENTROIDS: state.tensors} if learns else {}
+        return Task((part,), {MODEL: {}, **shared}, scalars)
+
+    def part(self, state: Clusters, net: Part, samples: int, round: Round, centroids: int) -> Part:
+        """A net that stays, with all that its device does beside training it on its own samples."""
         cost, asked = round.price(net), min(self.asked, state.public)
+        learns = self.pull > 0 and centroids > 0
+        answer = FLOAT_BYTES * asked * state.classes
         beside = Beside(
             # Every step has a batch of public samples too, but one update.
             step=(cost.operations - cost.update) * learns,
             # To tell the server, and before that to find the nearest centroid.
-            once=cost.inference * asked / client.samples * (1 + learns),
-            answer_bytes=FLOAT_BYTES * asked * state.classes,
+            once=cost.inference * asked / samples * (1 + learns),
+            task_bytes=centroids * answer * learns,
+            answer_bytes=answer,
         )
-        part = Part(GLOBAL, {}, {}, net.label, 2 * SEED_BYTES, kept=net.trained, beside=beside)
-        scalars = {ASKED: self.seed(round), TOLD: state.seed, COUNT: self.asked}
-        shared = {CENTROIDS: state.tensors} if learns else {}
-        return Task((part,), {MODEL: {}, **shared}, scalars)
+        return Part(GLOBAL, {}, {}, net.label, 2 * SEED_BYTES, kept=net.trained, beside=beside)
+
+    def action(self, resource: Resource) -> Action:
+        return "none" if resource in ("bytes", "upload") else "device"
 
     def seed(self, round: Round) -> int:
         """By which everybody draws U_t."""

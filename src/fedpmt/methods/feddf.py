@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fedpmt.allowance import Resource
     from fedpmt.complexity.cost import Cost
+    from fedpmt.methods.base import Action
     from fedpmt.models.structure import Structure
     from fedpmt.submodel.part import Part
     from fedpmt.training.distillation import StudentWork
@@ -94,9 +96,12 @@ class FedDF(Method[Fusion, None]):
         return Fusion(prototype.structure, prototype.tensors, {WIDEST: prototype.tensors})
 
     def assign(self, state: Fusion, client: Client, round: Round) -> Task:
-        rate = rate_for(state.structure, client.budget, round.price, "feddf")
+        rate = rate_for(state.structure, self.fits(client, state.structure, round.price), "feddf")
         part = fitted(state.structure, rate, "feddf")
         return Task((part,), {MODEL: state.net(part)})
+
+    def action(self, resource: Resource) -> Action:
+        return "device"
 
     def local(self) -> LocalWork[None]:
         from fedpmt.training.local import LocalWork

@@ -132,7 +132,7 @@ class FedGen(Method[Generating, None]):
         # The head learns from y~, and only answers for y.
         step = (made + 2 * head) * (generative > 0) + (made + head) * (latent > 0)
         memory = FLOAT_BYTES * sum(tensor.numel() for tensor in state.generator.values())
-        return replace(counts, step=state.batch * step, memory_bytes=memory)
+        return replace(counts, step=state.batch * step, memory_bytes=memory, task_bytes=memory)
 
     def local(self) -> LocalWork[None]:
         from fedpmt.training.latent import RegularisedWork

@@ -127,6 +127,7 @@ class FedGKT(Method[Group, "Edge"]):
         beside = Beside(
             once=cost.inference,  # one more pass over all samples, to tell of them
             memory_bytes=3 * FLOAT_BYTES * state.edge.size(state.edge.parameters),
+            task_bytes=FLOAT_BYTES * client.samples * classes * (client.id in state.logits),
             answer_bytes=FLOAT_BYTES * client.samples * (features + classes + 1),
         )
         part = Part(EDGE, {}, {}, "edge net", kept=net.trained, beside=beside)

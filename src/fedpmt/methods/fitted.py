@@ -11,8 +11,6 @@ from fedpmt.submodel.width import thinned
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fedpmt.complexity.budget import Budget
-    from fedpmt.complexity.cost import Cost
     from fedpmt.models.structure import Structure
     from fedpmt.submodel.part import Part
 
@@ -24,6 +22,6 @@ def fitted(structure: Structure, rate: float, why: str) -> Part:
     return thinned(structure, structure.require_axes(why), rate, derivable=True)
 
 
-def rate_for(structure: Structure, budget: Budget | None, price: Callable[[Part], Cost], why: str) -> float:
-    """r: the largest rate whose net is within the budget, on the 0.01 grid."""
-    return rate_within(budget, lambda rate: price(fitted(structure, rate, why)))
+def rate_for(structure: Structure, fits: Callable[[Part], bool], why: str) -> float:
+    """r: the largest rate whose net a device can afford, on the 0.01 grid."""
+    return rate_within(lambda rate: fits(fitted(structure, rate, why)))

@@ -50,7 +50,8 @@ class Beside:
     step: float = 0.0  # operations in every step
     once: float = 0.0  # operations per batch of the device's data and round
     memory_bytes: int = 0  # held all along
-    answer_bytes: int = 0  # of the reply, beside the model's tensors
+    task_bytes: int = 0  # of the task, beside the model's tensors
+    answer_bytes: int = 0  # of the reply, likewise
 
 
 NOTHING = Beside()

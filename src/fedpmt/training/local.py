@@ -194,7 +194,8 @@ class LocalWork(Generic[D]):
     def download_bytes(self, part: Part, structure: Structure) -> int:
         """How long the task's tensors are; must be what the method really sends."""
         shapes = structure.shapes
-        return FLOAT_BYTES * sum(size(selection, shapes[name]) for name, selection in part.sent.items())
+        tensors = FLOAT_BYTES * sum(size(selection, shapes[name]) for name, selection in part.sent.items())
+        return tensors + part.beside.task_bytes
 
     def upload_bytes(self, part: Part, structure: Structure) -> int:
         """How long the reply's tensors are; must be what `reply` really sends."""
