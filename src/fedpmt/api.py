@@ -216,11 +216,10 @@ def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None
         )
     check_spec(settings.partition)
     check_public(settings.public, settings.data)
-    for key in ("public", "validation"):
-        if getattr(used, f"needs_{key}") and getattr(settings, key) in ("none", 0.0):
-            raise SettingError(
-                f"{key} = '{getattr(settings, key)}' is refused: {settings.method} needs some (e.g. {HELD_OUT[key]})"
-            )
+    if used.needs_public and settings.public == "none":
+        raise SettingError(
+            f"public = 'none' is refused: {settings.method} needs some (e.g. {HELD_OUT['public']})"
+        )
     fleet = make_fleet(settings)
     if settings.allowance is not None:
         settings.allowance.check_levels(str(settings.budget), len(fleet.level_speeds))

@@ -208,3 +208,11 @@ def test_a_prototype_that_never_took_part_is_not_kept() -> None:
 def test_wrong_settings_are_refused(key: str, value: float) -> None:
     with pytest.raises(SettingError, match=f"feddf.{key} = '{value}' is refused"):
         FedDF(**{key: value})  # type: ignore[arg-type]
+
+
+def test_without_validation_data_the_last_student_is_kept() -> None:
+    same: dict[str, Any] = {"rounds": 1, "devices": 10, "cohort": 10, "samples": 60, "server_cap": "none"}
+    run = api.run("feddf", validation=0, options={"steps": 5}, **same)
+    assert run.result is not None
+    assert run.result.validation_samples == 0
+    assert run.rounds[0].metrics["server_steps"] == 5

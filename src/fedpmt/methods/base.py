@@ -137,7 +137,7 @@ class Method(ABC, Generic[S, D]):
     """Whether it needs unlabelled public data."""
 
     needs_validation: ClassVar[bool] = False
-    """Whether it needs labelled data on the server."""
+    """Whether it makes use of labelled data on the server."""
 
     needs_classes: ClassVar[bool] = False
     """Whether it works on one logit per class, and not on other outputs."""
