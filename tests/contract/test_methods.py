@@ -151,9 +151,14 @@ def test_bytes_on_the_wire_are_those_accounted_for(name: str) -> None:
     bench = Bench(method(name))
     for device, budget in enumerate(BUDGETS):
         reply = bench.reply(device, 0, budget)
-        assert payload_bytes(reply.tensors) == bench.method.local().upload_bytes(
-            reply.part, bench.model.structure
-        )
+        work, structure = bench.method.local(), bench.model.structure
+        sent = {
+            group: {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+            for group, tensors in reply.tensors.items()
+        }
+        assert sent == work.upload(reply.part, structure)
+        assert payload_bytes(reply.tensors) == work.upload_bytes(reply.part, structure)
+        assert set(reply.metrics) == set(work.measures)
         task = bench.method.assign(bench.state, bench.client(device, budget), bench.round(0))
         assert set(task.tensors[MODEL]) == set(task.offer[0].sent)
         work = bench.method.local()

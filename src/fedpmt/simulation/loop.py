@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -107,18 +107,34 @@ class Federation:
 
     def play(self, progress: Progress) -> tuple[Progress, RoundRecord]:
         """One round of the federation."""
-        index = progress.rounds
-        seeds = Seeds(self.settings.seed, index)
-        round_ = Round(index, self.planner.price, seeds)
+        round_ = self.round(progress)
         asked, verdict = self.settle(progress, round_)
         arrived = [one for one, outcome in zip(asked, verdict.outcomes, strict=True) if outcome == "arrived"]
+        return self.close(progress, round_, asked, verdict, self.train(arrived, progress))
 
+    def round(self, progress: Progress) -> Round:
+        """The round that comes next."""
+        return Round(progress.rounds, self.planner.price, Seeds(self.settings.seed, progress.rounds))
+
+    def close(
+        self,
+        progress: Progress,
+        round_: Round,
+        asked: list[Asked],
+        verdict: Verdict,
+        replies: Iterable[Reply],
+    ) -> tuple[Progress, RoundRecord]:
+        """Aggregate what has arrived, in device order, and write down the round."""
         losses: list[float] = []
-        step = self.method.aggregate(progress.state, self.train(arrived, progress, seeds, losses), round_)
+        step = self.method.aggregate(progress.state, _noting(replies, losses), round_)
 
-        accepted = progress.accepted
+        index, accepted = progress.rounds, progress.accepted
         if accepted is not None or self.keeps_state:
-            accepted = {**(accepted or {}), **{one.device.id: index for one in arrived}}
+            arrived = zip(asked, verdict.outcomes, strict=True)
+            accepted = {
+                **(accepted or {}),
+                **{one.device.id: index for one, outcome in arrived if outcome == "arrived"},
+            }
         progress = Progress(step.state, index + 1, progress.virtual_seconds + verdict.round_seconds, accepted)
         record = self.record(progress, asked, verdict.outcomes, verdict.round_seconds)
         record = record.model_copy(
@@ -134,9 +150,7 @@ class Federation:
 
     def settle(self, progress: Progress, round_: Round) -> tuple[list[Asked], Verdict]:
         """Who is asked for what, and what becomes of it on the clock: known before anybody trains."""
-        devices = self.cohort(progress.state, round_)
-        round_ = replace(round_, cohort=tuple(device.id for device in devices))
-        asked = [self.ask(progress, device, round_) for device in devices]
+        asked = self.asked(progress, round_)
         failed = [
             not one.able or bool(round_.rng("failure", one.device.id).random() < self.settings.failure)
             for one in asked
@@ -148,6 +162,12 @@ class Federation:
             min(self.settings.cohort, len(asked)),
         )
         return asked, verdict
+
+    def asked(self, progress: Progress, round_: Round) -> list[Asked]:
+        """Who is asked for what, in device order."""
+        devices = self.cohort(progress.state, round_)
+        round_ = replace(round_, cohort=tuple(device.id for device in devices))
+        return [self.ask(progress, device, round_) for device in devices]
 
     def out_of_time(self, progress: Progress) -> bool:
         """Whether the virtual clock has passed the user's budget."""
@@ -193,18 +213,20 @@ class Federation:
         task = self.method.assign(progress.state, client, round_)
         if progress.accepted is not None:
             task = replace(task, accepted_round=progress.accepted.get(device.id))
+        return self.priced(device, task, self.choose(device, task, samples), samples, budget)
+
+    def choose(self, device: Device, task: Task, samples: int) -> Part:
+        """The part that a device takes of those on offer (Option II), or the only one."""
+        if len(task.offer) == 1:
+            return task.offer[0]
+        capacity = Capacity(device.id, device.speed, self.planner.budget(device, samples), samples)
+        structure = self.problem.model.structure
+        return self.method.local().choose(task.offer, capacity, self.planner.price, structure)
+
+    def priced(self, device: Device, task: Task, part: Part, samples: int, budget: Budget) -> Asked:
+        """What it will take a device to do its task with this part."""
         work = self.method.local()
-        part = (
-            task.offer[0]
-            if len(task.offer) == 1
-            else work.choose(
-                task.offer,
-                Capacity(device.id, device.speed, budget, samples),
-                round_.price,
-                self.problem.model.structure,
-            )
-        )
-        cost = work.cost(part, round_.price)
+        cost = work.cost(part, self.planner.price)
         down, up = payload_bytes(task.tensors), work.upload_bytes(part, self.problem.model.structure)
         transfer = self.planner.times.transfer(device, down + part.overhead_bytes, up)
         seconds = self.planner.times.training(device, cost, samples, self.share(task, samples)) + transfer
@@ -223,22 +245,19 @@ class Federation:
         asked = steps if task.epochs is None else steps // self.settings.epochs * task.epochs
         return (asked if task.steps is None else min(asked, task.steps)) / steps
 
-    def train(
-        self, arrived: list[Asked], progress: Progress, seeds: Seeds, losses: list[float]
-    ) -> Iterator[Reply]:
+    def train(self, arrived: list[Asked], progress: Progress) -> Iterator[Reply]:
         """The local rounds of those whose replies count; others are known not to, and are not computed."""
         work = self.method.local()
         local = local_settings(self.settings, progress.rounds)
-        units = (self.unit(one, work, progress.rounds, seeds, local) for one in arrived)
+        units = (self.unit(one, work, progress.rounds, local) for one in arrived)
         for one, (reply, own) in zip(arrived, self.executor.train(work, units), strict=True):
             if self.keeps_state:
                 self.store.write(one.device.id, progress.rounds, own)
-            losses.append(reply.metrics["train_loss"])
             yield replace(reply, seconds=one.seconds)
 
-    def unit(self, one: Asked, work: Any, round_index: int, seeds: Seeds, local: LocalSettings) -> Unit:
+    def unit(self, one: Asked, work: Any, round_index: int, local: LocalSettings) -> Unit:
         """One device's work, with what it kept from its last accepted round."""
-        device = one.device.id
+        device, seeds = one.device.id, Seeds(self.settings.seed, round_index)
         rng = partial(_for_device, seeds, device)
         own = self.store.read(device, one.task.accepted_round)
         if own is None and self.keeps_state:
@@ -382,6 +401,12 @@ class Federation:
 
 def _for_device(seeds: Seeds, device: int, purpose: str) -> np.random.Generator:
     return seeds(purpose, device)
+
+
+def _noting(replies: Iterable[Reply], losses: list[float]) -> Iterator[Reply]:
+    for reply in replies:
+        losses.append(reply.metrics["train_loss"])
+        yield reply
 
 
 def _mean(name: str, values: list[float]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from fedpmt.complexity.budget import Usage
 from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.submodel.depth import frozen_prefix, mask
-from fedpmt.submodel.part import place, size, take, within
+from fedpmt.submodel.part import place, take, travelling_shapes, within
 from fedpmt.training.messages import Capacity, Reply, Task
 from fedpmt.types import MODEL, Examples, Scalar
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedpmt.complexity.cost import Cost
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part
+    from fedpmt.submodel.part import Part, Shapes
     from fedpmt.training.objective import Objective
     from fedpmt.types import Arrays, Payload, Tensors
 
@@ -90,6 +90,9 @@ class LocalWork(Generic[D]):
 
     The defaults train the Part by SGD and send the trained tensors back.
     """
+
+    measures: tuple[str, ...] = ("train_loss",)
+    """The metrics that stand in every reply."""
 
     def first(self, device: int, rng: Rng) -> D | None:
         """What a device keeps before its first round: nothing."""
@@ -176,13 +179,18 @@ class LocalWork(Generic[D]):
 
     def download_bytes(self, part: Part, structure: Structure) -> int:
         """How long the task's tensors are; must be what the method really sends."""
-        shapes = structure.shapes
-        return FLOAT_BYTES * sum(size(selection, shapes[name]) for name, selection in part.sent.items())
+        shapes = travelling_shapes(part.sent, structure.shapes)
+        return FLOAT_BYTES * sum(math.prod(shape) for shape in shapes.values())
+
+    def upload(self, part: Part, structure: Structure) -> dict[str, Shapes]:
+        """What `reply` really sends, as shapes by group and name: it is priced by it, and checked against it."""
+        return {MODEL: travelling_shapes(part.trained, structure.shapes)}
 
     def upload_bytes(self, part: Part, structure: Structure) -> int:
-        """How long the reply's tensors are; must be what `reply` really sends."""
-        travels = (*part.trained.items(), *part.reported.items())
-        return FLOAT_BYTES * sum(size(selection, structure.shapes[name]) for name, selection in travels)
+        """How long the reply's tensors are."""
+        return FLOAT_BYTES * sum(
+            math.prod(shape) for shapes in self.upload(part, structure).values() for shape in shapes.values()
+        )
 
     def evaluate(self, site: Site, shared: Tensors, own: D | None, data: Examples) -> Tensor:
         """Scores of a device's own model; only split and personal methods have one."""
