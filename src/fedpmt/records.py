@@ -29,7 +29,7 @@ CHECKPOINT, MODEL_FILE, DEVICES = "checkpoint.safetensors", "model.safetensors",
 EXECUTION = frozenset({"workers", "checkpoint_seconds", "data_dir"})
 """Settings that say how a run is computed, not what: they may differ when it is resumed."""
 
-Outcome = Literal["arrived", "late", "failed", "surplus"]
+Outcome = Literal["arrived", "late", "failed", "surplus", "refused"]
 
 
 class Record(BaseModel):
@@ -39,7 +39,7 @@ class Record(BaseModel):
 
 
 class DeviceRecord(Record):
-    """One device in one round. `late` and `failed` devices were asked but are not in the average."""
+    """One device in one round. Only those that `arrived` are in the average; the others were asked."""
 
     device: int
     level: int  # 1 is the slowest level
@@ -52,6 +52,7 @@ class DeviceRecord(Record):
     bytes_up: int = 0
     bytes_down: int = 0
     operations: float = 0.0
+    reason: str = ""  # why the reply of a real device did not count
     memory_bytes: int = 0  # at its peak
     used: float | None = (
         None  # of what the run's budget limits, in operations, seconds or bytes of this round

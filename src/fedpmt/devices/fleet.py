@@ -204,10 +204,10 @@ def _drawn(
     fastest = speeds.max()
     if not math.isfinite(fastest) or speeds.min() / fastest < SLOWEST:
         raise SettingError(f"levels = '{spec}' is refused: it draws speeds too far apart for a clock")
-    return _grouped(speeds / fastest, availabilities=availabilities)
+    return grouped(speeds / fastest, availabilities=availabilities)
 
 
-def _grouped(speeds: np.ndarray, **columns: np.ndarray | tuple[str, ...] | None) -> Fleet:
+def grouped(speeds: np.ndarray, **columns: np.ndarray | tuple[str, ...] | None) -> Fleet:
     """Find the levels of measured speeds: the distinct speeds when they are few, else quantiles."""
     distinct = np.unique(speeds)
     if len(distinct) <= 2 * QUANTILE_LEVELS:
@@ -251,7 +251,7 @@ def read_fleet(path: Path, availability: float = 1.0) -> Fleet:
     names = tuple(
         row.get("name") or "" for (_, row), count in zip(rows, counts, strict=True) for _ in range(count)
     )
-    return _grouped(
+    return grouped(
         speeds,
         uplinks=columns["uplink_mbps"],
         downlinks=columns["downlink_mbps"],

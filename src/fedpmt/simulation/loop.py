@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,7 @@ class Asked:
     bytes_up: int
     budget: Budget
     able: bool = True  # whether the part fits into the device's memory
+    reason: str = ""  # why its reply did not count, where somebody said
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,13 @@ class Federation:
         )
         return asked, verdict
 
-    def asked(self, progress: Progress, round_: Round) -> list[Asked]:
-        """Who is asked for what, in device order."""
+    def asked(
+        self, progress: Progress, round_: Round, reachable: Collection[int] | None = None
+    ) -> list[Asked]:
+        """Who is asked for what, in device order; `reachable` where not all of the cohort can be."""
         devices = self.cohort(progress.state, round_)
+        if reachable is not None:
+            devices = [device for device in devices if device.id in reachable]
         round_ = replace(round_, cohort=tuple(device.id for device in devices))
         return [self.ask(progress, device, round_) for device in devices]
 
@@ -249,22 +254,34 @@ class Federation:
         """The local rounds of those whose replies count; others are known not to, and are not computed."""
         work = self.method.local()
         local = local_settings(self.settings, progress.rounds)
-        units = (self.unit(one, work, progress.rounds, local) for one in arrived)
+        units = (
+            self.unit(one.device.id, one.task, one.part, one.samples, work, progress.rounds, local)
+            for one in arrived
+        )
         for one, (reply, own) in zip(arrived, self.executor.train(work, units), strict=True):
             if self.keeps_state:
                 self.store.write(one.device.id, progress.rounds, own)
             yield replace(reply, seconds=one.seconds)
 
-    def unit(self, one: Asked, work: Any, round_index: int, local: LocalSettings) -> Unit:
+    def unit(
+        self,
+        device: int,
+        task: Task,
+        part: Part,
+        samples: int,
+        work: Any,
+        round_index: int,
+        local: LocalSettings,
+    ) -> Unit:
         """One device's work, with what it kept from its last accepted round."""
-        device, seeds = one.device.id, Seeds(self.settings.seed, round_index)
+        seeds = Seeds(self.settings.seed, round_index)
         rng = partial(_for_device, seeds, device)
-        own = self.store.read(device, one.task.accepted_round)
+        own = self.store.read(device, task.accepted_round)
         if own is None and self.keeps_state:
             own = work.first(device, partial(_for_device, Seeds(seeds.seed), device))
         shard = partial(self.data.shard, device)
-        local = local if one.task.epochs is None else replace(local, epochs=one.task.epochs)
-        return Unit(device, round_index, one.task, one.part, own, shard, rng, local, one.samples)
+        local = local if task.epochs is None else replace(local, epochs=task.epochs)
+        return Unit(device, round_index, task, part, own, shard, rng, local, samples)
 
     def record(
         self, progress: Progress, asked: list[Asked], outcomes: tuple[Outcome, ...], round_seconds: float
@@ -302,6 +319,7 @@ class Federation:
                     bytes_down=one.bytes_down,
                     operations=work,
                     memory_bytes=one.cost.memory_bytes,
+                    reason=one.reason,
                     **self.charged(one, work),
                 )
             )
