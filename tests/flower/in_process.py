@@ -138,8 +138,13 @@ def deploy(
     )
     config = write_config(settings, own)
     grid = InProcessGrid(client, config, nodes or nodes_of(settings.devices), tamper)
+    start(server, grid, config)
+    return read_run(folder / "run"), grid
+
+
+def start(server: ServerApp, grid: Grid, config: dict[str, Any]) -> None:
+    """Run a ServerApp in this process."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, SERVER, RUN
     # Reading the built-in images is most of what a tiny run takes.
     with mock.patch.object(embedded, "_table", READ_ONCE):
         server(grid, Context(RUN, SERVER, {}, RecordDict(), config))
-    return read_run(folder / "run"), grid

@@ -35,7 +35,7 @@ BITS: dict[str, Any] = {
     "partition": "classes:3",
 }
 METHODS = ("fedpmt", "fedavg", "feddrop", "scaffold", "heterofl")
-RUN_SECONDS = 420.0
+RUN_SECONDS = 600.0
 
 
 def written(folder: Path, given: dict[str, Any], **deployment: Any) -> Path:
