@@ -109,6 +109,13 @@ class Settings(BaseModel):
     splitting: Literal["server", "device"] = Field(
         "server", description="who chooses the width: Option I or Option II"
     )
+    speeds: Literal["stated", "measured"] = Field(
+        "stated", description="speeds that widths are fitted to: the fleet's, or fitted to measured seconds"
+    )
+    speed_weight: float = Field(0.5, gt=0, le=1, description="weight of the newest measurement of a speed")
+    drift: str = Field(
+        "", description="FACTOR,ROUNDS: speeds swing between 1/FACTOR and FACTOR times what is stated"
+    )
     epochs: int = Field(1, ge=1, description="local epochs E")
     batch: int = Field(0, ge=1, description="batch size")
     lr: float = Field(0.0, ge=0, description="learning rate")
@@ -177,8 +184,19 @@ class Settings(BaseModel):
             parse_budget(value)
         return value
 
+    @field_validator("drift")
+    @classmethod
+    def _drift_parses(cls, value: str) -> str:
+        parse_drift(value)
+        return value
+
     @model_validator(mode="after")
     def _agree(self) -> Settings:
+        if self.speeds == "measured" and (self.assign == "level" or self.splitting == "device"):
+            raise SettingError(
+                "speeds = 'measured' needs a server that fits widths to speeds: "
+                "assign = 'deadline' and splitting = 'server'"
+            )
         if self.cohort > self.devices:
             raise SettingError(f"cohort = {self.cohort} is more than the fleet (devices = {self.devices})")
         if self.budget is not None and self.mode != "exact":
@@ -258,6 +276,21 @@ def parse_schedule(text: str) -> tuple[str, tuple[float, ...]]:
             "write constant, inverse:LAMBDA or step:EVERY,FACTOR with positive numbers"
         )
     return name, numbers
+
+
+def parse_drift(text: str) -> tuple[float, float] | None:
+    """How far speeds swing, and over how many rounds; None where they stay.
+
+    >>> parse_drift("2,50")
+    (2.0, 50.0)
+    """
+    if not text:
+        return None
+    numbers = text.split(",")
+    factor, rounds = (parse_number("drift", numbers[0]), parse_number("drift", numbers[-1]))
+    if len(numbers) != 2 or factor < 1:
+        raise SettingError(f"drift = '{text}' is refused: write FACTOR,ROUNDS with a factor of at least 1")
+    return factor, rounds
 
 
 def parse_number(key: str, text: str) -> float:

@@ -22,6 +22,8 @@ from fedpmt.types import SettingError
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from flwr.app import Message
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-mnist"
 
 
@@ -158,3 +160,33 @@ def test_devices_choose_their_own_width(tmp_path: Path) -> None:
     assert len(set(chosen)) > 1
     offered = [one.question.config_records["task"]["offer"] for one in grid.traffic if one.kind == "train"]
     assert len(set(offered)) == 1
+
+
+def test_widths_follow_measured_seconds(tmp_path: Path) -> None:
+    """Both nodes are stated to be equal; one takes ten times as long as it should."""
+
+    def slow(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "train":
+            said = answer.content.config_records["reply"]
+            said["seconds"] = 100.0 if said["device"] == 0 else 10.0
+        return answer
+
+    given = {
+        "devices": 2,
+        "samples": 20,
+        "cohort": 2,
+        "rounds": 3,
+        "batch": 10,
+        "executor": "plain",
+        "levels": "1",
+    }
+    run, _ = deploy(tmp_path, {**given, "speeds": "measured", "deadline": 50.0}, slow, transport_seconds=5.0)
+    assert [one.part for one in run.rounds[0].devices] == ["width 4", "width 4"]
+    assert run.rounds[-1].devices[0].part < "width 4"
+    assert run.rounds[-1].devices[1].part == "width 4"
+    assert [one.seconds for one in run.rounds[-1].devices] == [100.0, 10.0]
+
+
+def test_a_deadline_that_transport_eats_up_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="transport-seconds = 30 leaves nothing of it"):
+        deploy(tmp_path, {"devices": 2, "cohort": 2, "deadline": 20.0}, transport_seconds=30.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, overload
@@ -111,6 +111,17 @@ class Fleet:
             change |= column[order[1:]] != column[order[:-1]]
         starts = np.flatnonzero(np.append(True, change))
         return Kinds(self, order[starts], np.diff(np.append(starts, len(self))))
+
+
+def drifted(device: Device, drift: tuple[float, float], round_index: int, seed: int) -> Device:
+    """A device as it really is in a round: its speed swings slowly around the stated one, each in its own time.
+
+    κ_k(t) = κ_k F^{sin 2π (t / P + φ_k)}
+    """
+    factor, rounds = drift
+    phase = float(generator(seed, "drift", device=device.id).random())
+    swing = math.sin(2 * math.pi * (round_index / rounds + phase))
+    return replace(device, speed=device.speed * factor**swing)
 
 
 class Kinds(Sequence[tuple[Device, int]]):

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from fedpmt.settings import Settings
 
 OPTION = "options."
-SIMULATED = {"over_select": 1, "level_draw": "fixed", "failure": 0, "availability": 1, "time_budget": None}
+SIMULATED = {
+    "over_select": 1,
+    "level_draw": "fixed",
+    "failure": 0,
+    "availability": 1,
+    "drift": "",
+    "time_budget": None,
+}
 """Settings that make up what happens by itself on real devices; on Flower they keep these values."""
 
 
@@ -31,6 +38,11 @@ class Deployment(BaseModel):
     wait_seconds: float = Field(120.0, gt=0, description="how long to wait for them; then those there begin")
     update_limit: float = Field(
         10.0, gt=0, description="largest norm of an update, as a multiple of the norm of the model sent"
+    )
+    transport_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="seconds of a round that are not training; widths are fitted to the deadline less these",
     )
     sample_limit: int = Field(0, ge=0, description="most samples a node may claim; 0: ten times `samples`")
 

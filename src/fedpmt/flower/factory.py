@@ -93,7 +93,7 @@ def serve(
     with exclusive(folder), assembled(settings, heard, method, folder) as simulator:
         roster.wait(grid, deployment.min_nodes or settings.devices, deployment.wait_seconds)
         told = roster.fleet(simulator.fleet)
-        federation = replace(simulator, planner=plan(settings, heard, told), fleet=told)
+        federation = replace(simulator, planner=plan(planned(settings, deployment), heard, told), fleet=told)
         with Journal(federation, folder) as journal:
             if federation.method.predictor(journal.progress.state).kind != "global":
                 raise SettingError(
@@ -105,6 +105,19 @@ def serve(
             left = settings.rounds - journal.progress.rounds
             strategy.start(grid, ArrayRecord(), num_rounds=left, timeout=strategy.deadline)
         journal.finish()
+
+
+def planned(settings: Settings, deployment: Deployment) -> Settings:
+    """The settings that widths are fitted to: what of a real deadline is left for training."""
+    if settings.deadline is None or not deployment.transport_seconds:
+        return settings
+    left = settings.deadline - deployment.transport_seconds
+    if left <= 0:
+        raise SettingError(
+            f"deadline = {settings.deadline:g} is refused: transport-seconds = {deployment.transport_seconds:g} "
+            "leaves nothing of it"
+        )
+    return settings.model_copy(update={"deadline": left})
 
 
 def run_name(folder: Path) -> str:

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedpmt.devices.fleet import drifted
 from fedpmt.methods.base import Prototype, Round, Setup
+from fedpmt.planning.adaptive import LATE, fitted
 from fedpmt.records import DeviceRecord, RoundRecord
 from fedpmt.seeds import Seeds
+from fedpmt.settings import parse_drift
 from fedpmt.simulation.clock import settle
 from fedpmt.simulation.evaluation import evaluate_global, evaluate_personal, with_statistics
 from fedpmt.simulation.executors import Unit
@@ -82,6 +85,7 @@ class Progress:
     accepted: dict[int, int] | None = (
         None  # device -> the last round whose reply counted; None without device state
     )
+    speeds: dict[int, float] | None = None  # κ_k as fitted to measured seconds, of devices that were asked
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,13 @@ class Federation:
                 **(accepted or {}),
                 **{one.device.id: index for one, outcome in arrived if outcome == "arrived"},
             }
-        progress = Progress(step.state, index + 1, progress.virtual_seconds + verdict.round_seconds, accepted)
+        progress = Progress(
+            step.state,
+            index + 1,
+            progress.virtual_seconds + verdict.round_seconds,
+            accepted,
+            self.fitted_speeds(progress, asked, verdict.outcomes),
+        )
         record = self.record(progress, asked, verdict.outcomes, verdict.round_seconds)
         record = record.model_copy(
             update={
@@ -204,12 +214,13 @@ class Federation:
     def ask(self, progress: Progress, device: Device, round_: Round) -> Asked:
         """Give a device its task, and find out what it will take."""
         samples = self.problem.data.samples(device.id)
-        budget = self.planner.budget(device, samples)
+        speed = (progress.speeds or {}).get(device.id, device.speed)  # as the server knows it
+        budget = self.planner.budget(replace(device, speed=speed), samples)
         by_server = self.settings.splitting == "server"
         client = Client(
             device.id,
             device.level if by_server else None,
-            device.speed if by_server else None,
+            speed if by_server else None,
             budget if by_server else None,
             samples,
             self.steps(samples),
@@ -218,7 +229,29 @@ class Federation:
         task = self.method.assign(progress.state, client, round_)
         if progress.accepted is not None:
             task = replace(task, accepted_round=progress.accepted.get(device.id))
+        drift = parse_drift(self.settings.drift)
+        if drift is not None:
+            device = drifted(device, drift, round_.index, self.settings.partition_seed)
         return self.priced(device, task, self.choose(device, task, samples), samples, budget)
+
+    def fitted_speeds(
+        self, progress: Progress, asked: list[Asked], outcomes: tuple[Outcome, ...]
+    ) -> dict[int, float] | None:
+        """Speeds after this round, from what those took that were asked; late ones were at least that slow."""
+        if self.settings.speeds == "stated":
+            return None
+        speeds, times = dict(progress.speeds or {}), self.planner.times
+        for one, outcome in zip(asked, outcomes, strict=True):
+            if outcome in ("failed", "refused"):
+                continue
+            at_one = replace(one.device, speed=1.0)
+            work = times.training(at_one, one.cost, one.samples, self.share(one.task, one.samples))
+            late = LATE * (self.settings.deadline or one.seconds)
+            seconds = late if outcome == "late" else one.seconds - one.transfer
+            if work > 0 and seconds > 0:
+                before = speeds.get(one.device.id, float(self.fleet.speeds[one.device.id]))
+                speeds[one.device.id] = fitted(before, work / seconds, self.settings.speed_weight)
+        return speeds
 
     def choose(self, device: Device, task: Task, samples: int) -> Part:
         """The part that a device takes of those on offer (Option II), or the only one."""

@@ -43,6 +43,7 @@ def restamped(
             asked, verdict = federation.settle(progress, round_)
             progress = replace(
                 progress,
+                speeds=federation.fitted_speeds(progress, asked, verdict.outcomes),
                 rounds=progress.rounds + 1,
                 virtual_seconds=progress.virtual_seconds + verdict.round_seconds,
             )
