@@ -188,6 +188,10 @@ def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None
         raise SettingError(
             f"splitting = 'device' is refused: {settings.method} needs speeds that the server does not know then"
         )
+    if settings.dp_clip is not None and used.needs_losses:
+        raise SettingError(
+            f"dp-clip = {settings.dp_clip:g} is refused: {settings.method} learns from losses, which would travel too"
+        )
     check_spec(settings.partition)
     fleet = make_fleet(settings)
     if settings.allowance is not None:

@@ -124,6 +124,13 @@ class Settings(BaseModel):
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="local momentum")
     weight_decay: float = Field(0.0, ge=0, description="local weight decay")
+    dp_clip: float | None = Field(
+        None,
+        gt=0,
+        description="differential privacy on the device: clip each device's whole update to this norm",
+    )
+    dp_noise: float = Field(1.0, ge=0, description="standard deviation of the noise, in units of the clip")
+    dp_delta: float = Field(1e-5, gt=0, lt=1, description="delta at which epsilon is stated")
     rounds: int = Field(0, ge=1, description="global rounds T")
     seed: int = Field(0, ge=0, description="seed of everything but the split and the fleet")
     workers: int = Field(0, ge=0, description="devices trained at a time; 0: one per core")
@@ -163,7 +170,15 @@ class Settings(BaseModel):
         return filled
 
     @field_validator(
-        "deadline", "full_seconds", "lr", "weight_decay", "time_budget", "over_select", "checkpoint_seconds"
+        "deadline",
+        "full_seconds",
+        "dp_clip",
+        "dp_noise",
+        "lr",
+        "weight_decay",
+        "time_budget",
+        "over_select",
+        "checkpoint_seconds",
     )
     @classmethod
     def _finite(cls, value: float | None) -> float | None:

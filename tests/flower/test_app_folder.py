@@ -14,6 +14,7 @@ from in_process import READ_ONCE, InProcessGrid, deploy, nodes_of, start
 from fedpmt import api
 from fedpmt.cli.main import program
 from fedpmt.data import embedded
+from fedpmt.flower.client import spend
 from fedpmt.flower.deployment import read_config, write_config
 from fedpmt.flower.loopback import node_configs
 from fedpmt.records import read_run
@@ -190,3 +191,24 @@ def test_widths_follow_measured_seconds(tmp_path: Path) -> None:
 def test_a_deadline_that_transport_eats_up_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="transport-seconds = 30 leaves nothing of it"):
         deploy(tmp_path, {"devices": 2, "cohort": 2, "deadline": 20.0}, transport_seconds=30.0)
+
+
+def test_private_noise_is_the_devices_own_and_its_replies_are_counted(tmp_path: Path) -> None:
+    given = {
+        "devices": 2,
+        "samples": 20,
+        "cohort": 2,
+        "rounds": 2,
+        "batch": 10,
+        "executor": "plain",
+        "dp_clip": 0.1,
+    }
+    runs = [deploy(tmp_path / name, given)[0] for name in ("first", "second")]
+    first, second = (run.result.weights_sha256 for run in runs if run.result is not None)
+    assert first != second  # whoever knows the seed cannot take the noise off again
+    assert all(one.outcome == "arrived" for run in runs for step in run.rounds for one in step.devices)
+    counts = [path.read_text() for path in (tmp_path / "first" / "nodes").rglob("releases.json")]
+    assert counts == ['{"releases": 2}', '{"releases": 2}']
+    spend(tmp_path / "other", 1)
+    with pytest.raises(SettingError, match="has sent the 1 replies"):
+        spend(tmp_path / "other", 1)

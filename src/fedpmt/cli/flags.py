@@ -45,6 +45,7 @@ GROUPS = {
         "options",
     ),
     "Training": ("epochs", "batch", "lr", "schedule", "momentum", "weight_decay", "rounds", "seed"),
+    "Privacy": ("dp_clip", "dp_noise", "dp_delta"),
     "The run": ("workers", "executor", "device", "eval_every", "target", "time_budget", "checkpoint_seconds"),
 }
 PANELS = {name: panel for panel, names in GROUPS.items() for name in names}

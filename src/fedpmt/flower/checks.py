@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedpmt.flower.wire import METRICS, REPLY, array_bytes, npy_bytes, tensors
-from fedpmt.submodel.part import place, take, within
+from fedpmt.training.local import received
 from fedpmt.training.messages import Reply
 from fedpmt.types import MODEL
 
@@ -51,7 +51,7 @@ class Inspector:
         seconds: Any = said.get("seconds")
         _must(_number(seconds) and seconds >= 0, f"its training time '{seconds}' is not a number of seconds")
         payload = self._payload(records, order, part)
-        self._bound(payload[MODEL], order.task.tensors[MODEL], part)
+        self._bound(payload[MODEL], order, part)
         return Reply(
             order.device,
             order.round,
@@ -92,15 +92,13 @@ class Inspector:
                 )
         return found
 
-    def _bound(self, trained: Tensors, sent: Tensors, part: Part) -> None:
+    def _bound(self, trained: Tensors, order: Order, part: Part) -> None:
         """‖w_k - w‖ over what was trained, against the norm of all that was sent."""
-        shapes = self.structure.shapes
-        received = {
-            name: take(place(sent[name], part.sent[name], shapes[name]), within(selection, part.sent[name]))
-            for name, selection in part.trained.items()
-        }
-        moved = _norm([trained[name].double() - received[name].double() for name in trained])
-        limit = self.update_limit * max(1.0, _norm([tensor.double() for tensor in sent.values()]))
+        before = received(order.task, part, self.structure)
+        moved = _norm([trained[name].double() - before[name].double() for name in trained])
+        limit = self.update_limit * max(
+            1.0, _norm([tensor.double() for tensor in order.task.tensors[MODEL].values()])
+        )
         _must(moved <= limit, f"its update has norm {moved:.4g}, above the limit {limit:.4g}")
 
     def _metrics(self, records: RecordDict) -> dict[str, float]:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedpmt.api import method_of
 from fedpmt.flower.deployment import read_config
 from fedpmt.flower.wire import NODE, read_order, write_reply
+from fedpmt.records import write_atomically
 from fedpmt.simulation.assemble import assembled
 from fedpmt.simulation.checkpoint import DeviceStore
 from fedpmt.simulation.schedule import local_settings
+from fedpmt.training.private import NOISE
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from fedpmt.settings import Settings
     from fedpmt.simulation.loop import Federation
     from fedpmt.simulation.problem import Problem
+    from fedpmt.training.local import Rng
     from fedpmt.training.messages import Reply
 
 MIB = 2**20
@@ -64,10 +71,11 @@ class Worker:
         settings = settings.model_copy(update={"deadline": order.deadline})
         with assembled(settings, problem, method, Path()) as simulator:
             federation = simulator
-            if simulator.keeps_state:
-                federation = replace(
-                    simulator, store=DeviceStore(folder_of(order.run, context, deployment.state_dir))
-                )
+            if simulator.keeps_state or settings.dp_clip is not None:
+                folder = folder_of(order.run, context, deployment.state_dir)
+                federation = replace(simulator, store=DeviceStore(folder))
+                if settings.dp_clip is not None:
+                    spend(folder, settings.rounds)
             return write_reply(order, local_round(federation, order, context.node_config))
 
     def _problem(self, settings: Settings) -> Problem:
@@ -81,16 +89,33 @@ def local_round(federation: Federation, order: Order, node_config: Mapping[str, 
     """Choose a part, train it, keep what is to be kept: provisional until a later task names this round."""
     samples = federation.problem.data.samples(order.device)
     part = federation.choose(own_device(federation, order.device, node_config), order.task, samples)
-    work, local = federation.method.local(), local_settings(federation.settings, order.round)
+    work, local = federation.work, local_settings(federation.settings, order.round)
     if federation.keeps_state:
         federation.store.confirm(order.device, order.task.accepted_round, before=order.round)
     unit = federation.unit(order.device, order.task, part, samples, work, order.round, local)
+    if federation.settings.dp_clip is not None:
+        unit = replace(unit, rng=partial(secret, unit.rng))
     begun = time.perf_counter()
     ((reply, own),) = federation.executor.train(work, [unit])
     seconds = time.perf_counter() - begun
     if federation.keeps_state:
         federation.store.write(order.device, order.round, own)
     return replace(reply, seconds=seconds)
+
+
+def secret(rng: Rng, purpose: str) -> np.random.Generator:
+    """The server knows every seeded generator: noise that hides something from it must come from this machine."""
+    return np.random.default_rng() if purpose == NOISE else rng(purpose)
+
+
+def spend(folder: Path, allowed: int) -> None:
+    """Count a reply before it is made, also one that is asked for again; a device sends no more than it promised."""
+    path = folder / "releases.json"
+    spent = int(json.loads(path.read_bytes())["releases"]) if path.exists() else 0
+    if spent >= allowed:
+        raise SettingError(f"this device has sent the {allowed} replies that its privacy was promised for")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps({"releases": spent + 1}).encode())
 
 
 def own_device(federation: Federation, index: int, node_config: Mapping[str, Any]) -> Device:
@@ -126,7 +151,5 @@ def folder_of(run: str, context: Context, fallback: str) -> Path:
         raise SettingError(f"run = '{run[:100]}' is not a run's name")
     own = str(context.node_config.get("state-dir", ""))
     if not own and not fallback:
-        raise SettingError(
-            "this method keeps state on devices: name a folder with state-dir in the node config"
-        )
+        raise SettingError("this run keeps state on devices: name a folder with state-dir in the node config")
     return (Path(own) if own else Path(fallback) / f"node-{partition(context)}") / run

@@ -50,7 +50,7 @@ class MethodStrategy(Strategy):
         self.deployment = deployment
         self.deadline = federation.settings.deadline or NO_DEADLINE
         self._fleet = fleet  # as the settings have it
-        work, structure = federation.method.local(), federation.problem.model.structure
+        work, structure = federation.work, federation.problem.model.structure
         self._inspector = Inspector(structure, work, deployment.update_limit)
         self._round: Round | None = None
         self._asked: list[Asked] = []

@@ -97,6 +97,9 @@ class Method(ABC, Generic[S, D]):
     under_budget: ClassVar[Mapping[str, bool | int | float | str]] = {}
     """Its settings where a run has a budget and the user did not choose others: those on which a budget can act."""
 
+    needs_losses: bool = False
+    """Whether `aggregate` learns from metrics that devices report."""
+
     @property
     def needs_labels(self) -> bool:
         """Whether `assign` needs to know how many samples of each class a device holds; real ones tell nobody else."""

@@ -91,6 +91,8 @@ class Sparse:
 class PruneFL(Method[Sparse, "Squares"]):
     """Initial and further adaptive pruning with one mask for all devices."""
 
+    needs_losses = True
+
     weight: Literal["samples", "uniform"] = "samples"
     density: float | None = None  # the largest one; None: what the weakest device's budget comes to
     interval: int = 50  # rounds between two changes of the mask

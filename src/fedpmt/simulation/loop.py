@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fedpmt.simulation.placement import PlacedData
     from fedpmt.simulation.problem import Problem
     from fedpmt.submodel.part import Part
-    from fedpmt.training.local import LocalSettings
+    from fedpmt.training.local import LocalSettings, LocalWork
     from fedpmt.types import Payload
 
 PERSONAL_DEVICES = 100
@@ -150,7 +150,7 @@ class Federation:
         record = self.record(progress, asked, verdict.outcomes, verdict.round_seconds)
         record = record.model_copy(
             update={
-                "metrics": {**_mean("train_loss", losses), **step.metrics},
+                "metrics": {**_mean("train_loss", losses), **step.metrics, **self.privacy(progress)},
                 "server_operations": step.server_operations,
             }
         )
@@ -158,6 +158,15 @@ class Federation:
         if progress.rounds % self.settings.eval_every == 0 or last:
             record = record.model_copy(update=self.evaluate(progress))
         return progress, record
+
+    def privacy(self, progress: Progress) -> dict[str, float]:
+        """ε so far, of a device that was in every round; none where nothing is promised."""
+        from fedpmt.training.private import epsilon
+
+        settings = self.settings
+        if settings.dp_clip is None or settings.dp_noise == 0:
+            return {}
+        return {"epsilon": epsilon(settings.dp_noise, progress.rounds, settings.dp_delta)}
 
     def settle(self, progress: Progress, round_: Round) -> tuple[list[Asked], Verdict]:
         """Who is asked for what, and what becomes of it on the clock: known before anybody trains."""
@@ -194,6 +203,14 @@ class Federation:
         from fedpmt.training.local import LocalWork
 
         return type(self.method.local()).first is not LocalWork.first
+
+    @property
+    def work(self) -> LocalWork[Any]:
+        """What devices do: the method's local work, made private where that is asked for."""
+        from fedpmt.training.private import PrivateWork
+
+        work, settings = self.method.local(), self.settings
+        return work if settings.dp_clip is None else PrivateWork(work, settings.dp_clip, settings.dp_noise)
 
     def cohort(self, state: Any, round_: Round) -> list[Device]:
         """Who is asked, in device order, each on its level of this round."""
@@ -259,11 +276,11 @@ class Federation:
             return task.offer[0]
         capacity = Capacity(device.id, device.speed, self.planner.budget(device, samples), samples)
         structure = self.problem.model.structure
-        return self.method.local().choose(task.offer, capacity, self.planner.price, structure)
+        return self.work.choose(task.offer, capacity, self.planner.price, structure)
 
     def priced(self, device: Device, task: Task, part: Part, samples: int, budget: Budget) -> Asked:
         """What it will take a device to do its task with this part."""
-        work = self.method.local()
+        work = self.work
         cost = work.cost(part, self.planner.price)
         down, up = payload_bytes(task.tensors), work.upload_bytes(part, self.problem.model.structure)
         transfer = self.planner.times.transfer(device, down + part.overhead_bytes, up)
@@ -285,7 +302,7 @@ class Federation:
 
     def train(self, arrived: list[Asked], progress: Progress) -> Iterator[Reply]:
         """The local rounds of those whose replies count; others are known not to, and are not computed."""
-        work = self.method.local()
+        work = self.work
         local = local_settings(self.settings, progress.rounds)
         units = (
             self.unit(one.device.id, one.task, one.part, one.samples, work, progress.rounds, local)
@@ -456,7 +473,8 @@ def _for_device(seeds: Seeds, device: int, purpose: str) -> np.random.Generator:
 
 def _noting(replies: Iterable[Reply], losses: list[float]) -> Iterator[Reply]:
     for reply in replies:
-        losses.append(reply.metrics["train_loss"])
+        if "train_loss" in reply.metrics:
+            losses.append(reply.metrics["train_loss"])
         yield reply
 
 

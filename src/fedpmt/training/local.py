@@ -211,6 +211,15 @@ def local_tensors(task: Task, part: Part, structure: Structure) -> dict[str, Ten
     }
 
 
+def received(task: Task, part: Part, structure: Structure) -> dict[str, Tensor]:
+    """What a device was sent of what it trains, in the form in which it goes back."""
+    local = local_tensors(task, part, structure)
+    return {
+        name: take(local[name], within(selection, part.sent[name]))
+        for name, selection in part.trained.items()
+    }
+
+
 def split_forward(
     site: Site, model: LayeredModel, part: Part, fixed: Tensors, data: Examples
 ) -> tuple[Examples, Callable[[Tensors, Arrays], Tensor]]:
@@ -273,6 +282,7 @@ def train(
             del gradients, loss
     outcome, own = work.reply(run, own, data)
     metrics = {"train_loss": total_loss / max(1, run.steps), **outcome.metrics}
+    metrics = {name: value for name, value in metrics.items() if name in work.measures}
     reply = Reply(device, round_index, part, len(data), outcome.tensors, outcome.scalars, metrics)
     return reply, own
 
