@@ -159,7 +159,7 @@ class Loopback:
             status = self.status(run)
             if status.startswith(FINISHED) or time.monotonic() >= end:
                 return status
-            time.sleep(1.0)
+            time.sleep(3.0)
 
     def log(self, run: int) -> str:
         """What a run's ServerApp has written so far."""
