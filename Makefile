@@ -35,7 +35,7 @@ $(VENV)/.flower: $(VENV)/.run
 
 demo-flower: $(VENV)/.flower ## The same method on Flower: a SuperLink and five SuperNodes of different speeds, here
 	@rm -rf demo-flower
-	$(VENV)/bin/fedpmt deploy --samples 800 --epochs 3 --rounds 5 --out demo-flower
+	$(VENV)/bin/fedpmt deploy --samples 800 --lr 0.1 --rounds 6 --out demo-flower
 
 test: $(VENV)/.dev ## Run the tests
 	$(VENV)/bin/python -m pytest -q -n 2

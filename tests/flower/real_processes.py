@@ -73,8 +73,15 @@ def rounds_done(folder: Path) -> int:
     return len(read_rounds(folder / "run" / ROUNDS))
 
 
+def left_of(port: int) -> list[int]:
+    """What is left of a SuperLink on this port, its nodes and all that they have started."""
+    return processes(f"127.0.0.1:{port} ") + processes(f"--port {port} ")
+
+
 def processes(text: str) -> list[int]:
     """The processes whose command line has this text in it, defunct ones left out."""
     listed = subprocess.run(["ps", "-eo", "pid=,stat=,args="], capture_output=True, text=True, check=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
-    return [int(row[0]) for row in rows if len(row) == 3 and text in row[2] and not row[1].startswith("Z")]
+    return [
+        int(row[0]) for row in rows if len(row) == 3 and text in f"{row[2]} " and not row[1].startswith("Z")
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from real_processes import BITS, METHODS, digest, finished, processes, simulated, written
+from real_processes import BITS, METHODS, digest, finished, left_of, simulated, written
 
 from fedpmt.flower.loopback import Loopback, node_configs
 
@@ -23,7 +23,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
         for config in node_configs(4, folder / "nodes"):
             federation.start_node(config)
         yield federation
-    assert processes(str(folder)) == []
+    assert left_of(federation.port) == []
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     folder = tmp_path_factory.mktemp("ray")
     with Loopback(folder / "processes", simulation=True) as federation:
         yield federation
-    assert processes(str(folder)) == []
+    assert left_of(federation.port) == []
 
 
 @pytest.mark.parametrize("method", METHODS)

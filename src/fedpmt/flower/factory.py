@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,7 +28,7 @@ from fedpmt.simulation.runner import Journal, exclusive, open_folder
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from flwr.app import Context
     from flwr.serverapp import Grid
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from fedpmt.simulation.problem import Problem
 
 RUN = "deployment.json"
+HOLD_SECONDS = 120.0
 CLAIM = 10
 """A node may claim so many times the samples that a device usually has."""
 
@@ -90,7 +93,7 @@ def serve(
     limit = deployment.sample_limit or CLAIM * settings.samples
     roster = Roster(Limits(settings.devices, limit, problem.data.classes, method.needs_labels))
     heard = replace(problem, data=HeardData(problem.data, roster))
-    with exclusive(folder), assembled(settings, heard, method, folder) as simulator:
+    with held(folder), assembled(settings, heard, method, folder) as simulator:
         roster.wait(grid, deployment.min_nodes or settings.devices, deployment.wait_seconds)
         told = roster.fleet(simulator.fleet)
         federation = replace(simulator, planner=plan(planned(settings, deployment), heard, told), fleet=told)
@@ -105,6 +108,22 @@ def serve(
             left = settings.rounds - journal.progress.rounds
             strategy.start(grid, ArrayRecord(), num_rounds=left, timeout=strategy.deadline)
         journal.finish()
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder for this process alone; a ServerApp whose SuperLink was killed takes a while to let go of it."""
+    end = time.monotonic() + HOLD_SECONDS
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(exclusive(folder))
+                break
+            except SettingError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(1.0)
+        yield
 
 
 def planned(settings: Settings, deployment: Deployment) -> Settings:

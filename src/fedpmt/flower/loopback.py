@@ -128,6 +128,11 @@ class Loopback:
         self.nodes.append(node)
         return node
 
+    def _look(self) -> None:
+        for process in (self.link, *self.nodes):
+            if process is not None:
+                process.look()
+
     def register(self, public_key: Path) -> None:
         """Let the node with this key take part."""
         self.flwr("supernode", "register", str(public_key), CONNECTION)
@@ -143,10 +148,13 @@ class Loopback:
         for flag, changes in (("--run-config", run_config), ("--federation-config", federation_config)):
             if changes:
                 arguments += [flag, " ".join(f"{key}={toml(value)}" for key, value in changes.items())]
-        return int(self.flwr(*arguments)["run-id"])
+        run = int(self.flwr(*arguments)["run-id"])
+        self._look()
+        return run
 
     def status(self, run: int) -> str:
         """How a run is doing, as Flower says it: `running`, `finished:completed`, `finished:failed`, ..."""
+        self._look()
         found: str = self.flwr("list", CONNECTION, "--run-id", str(run), "--format", "json")["runs"][0][
             "status"
         ]

@@ -27,6 +27,7 @@ class Process:
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name, self.log = name, log
+        self._groups: set[int] = set()
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
                 list(command),
@@ -47,10 +48,16 @@ class Process:
         """How it ended; None while it runs."""
         return self._popen.poll()
 
+    def look(self) -> None:
+        """Remember the process groups of all that it has started: what outlives its parent can't be found by it."""
+        self._groups |= groups_below(self.id) if self.code() is None else set()
+
     def send(self, number: int) -> None:
         """A signal to the process and all that it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.id, number)
+        self.look()
+        for group in (self.id, *self._groups):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
 
     def wait(self, seconds: float) -> bool:
         """Whether it has ended by then."""
@@ -68,6 +75,22 @@ class Process:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
+def groups_below(root: int) -> set[int]:
+    """The process groups of a process and everything below it; Flower puts some of it into sessions of their own."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,pgid="], capture_output=True, text=True, check=False)
+    rows = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
+    found, groups = {root}, {root}
+    grown = True
+    while grown:
+        grown = False
+        for process, parent, group in rows:
+            if parent in found and process not in found:
+                found.add(process)
+                groups.add(group)
+                grown = True
+    return groups
+
+
 def environment_of(changes: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with changes; it holds in any folder."""
     environment = {**os.environ, **changes}
@@ -82,6 +105,8 @@ def environment_of(changes: Mapping[str, str]) -> dict[str, str]:
 def stop(processes: Sequence[Process]) -> None:
     """All of them, last started first: asked to leave, then made to."""
     running = [process for process in reversed(processes) if process.code() is None]
+    for process in running:
+        process.look()
     for process in running:
         process.send(signal.SIGTERM)
     end = time.monotonic() + STOP_SECONDS
