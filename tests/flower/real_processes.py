@@ -80,7 +80,9 @@ def left_of(port: int) -> list[int]:
 
 def processes(text: str) -> list[int]:
     """The processes whose command line has this text in it, defunct ones left out."""
-    listed = subprocess.run(["ps", "-eo", "pid=,stat=,args="], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["ps", "-ww", "-eo", "pid=,stat=,args="], capture_output=True, text=True, check=True
+    )
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
     return [
         int(row[0]) for row in rows if len(row) == 3 and text in f"{row[2]} " and not row[1].startswith("Z")

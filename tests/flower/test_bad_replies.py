@@ -60,6 +60,14 @@ def test_a_lost_reply_is_late_and_known(tmp_path: Path) -> None:
     assert {one.reason for one in step.devices[1:]} == {"no reply within 500 seconds"}
 
 
+def test_a_message_whose_time_is_over_is_late_too(tmp_path: Path) -> None:
+    def expired(question: Message, answer: Message) -> Message:
+        return Message(Error(4, "has expired"), reply_to=question) if of_bad_node(question) else answer
+
+    (step,) = deploy(tmp_path, {**SHORT, "deadline": 500.0}, expired)[0].rounds
+    assert [one.outcome for one in step.devices] == ["arrived", "late", "late", "late"]
+
+
 def test_an_error_on_a_node_is_its_own(tmp_path: Path) -> None:
     def failing(question: Message, answer: Message) -> Message:
         return Message(Error(2, "out of memory"), reply_to=question) if of_bad_node(question) else answer

@@ -8,6 +8,7 @@ from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 NO_DEADLINE = 3600.0
 """Seconds to wait for a round's replies where no deadline is set; a node that is lost is noticed within one minute."""
+
+EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+"""What the SuperLink answers in a node's place when the message's time is over."""
 
 
 class MethodStrategy(Strategy):
@@ -128,7 +132,7 @@ class MethodStrategy(Strategy):
         """What becomes of one device's answer, and why."""
         if not one.able:
             return "failed", "its part does not fit into its memory", None
-        if message is None:
+        if message is None or (message.has_error() and message.error.code in EXPIRED):
             return "late", f"no reply within {self.deadline:g} seconds", None
         if message.has_error():
             reason = " ".join((message.error.reason or "").split())[-300:]
