@@ -107,7 +107,10 @@ class InProcessGrid(Grid):
         reply.metadata.__dict__["_src_node_id"] = node
         if self.tamper is not None:
             reply = self.tamper(received, reply)
-        if reply is None or reply.has_error():
+        if reply is None:
+            return None
+        if reply.has_error():
+            reply.metadata.__dict__["_src_node_id"] = node
             return reply
         back, up = over_the_wire(reply)
         kind = message.metadata.message_type

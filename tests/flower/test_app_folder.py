@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from flwr.app import Context, RecordDict
 from in_process import READ_ONCE, InProcessGrid, deploy, nodes_of, start
 
 from fedpmt import api
 from fedpmt.cli.main import program
 from fedpmt.data import embedded
-from fedpmt.flower.client import spend
+from fedpmt.flower.client import folder_of, spend
 from fedpmt.flower.deployment import read_config, write_config
+from fedpmt.flower.factory import run_name
 from fedpmt.flower.loopback import node_configs
 from fedpmt.records import read_run
 from fedpmt.types import SettingError
@@ -103,6 +105,23 @@ def test_each_node_has_a_folder_and_a_speed_of_its_own(tmp_path: Path) -> None:
     first, second = node_configs(2, tmp_path, [0.5, 1.0])
     assert (first["partition-id"], first["speed"], second["speed"]) == (0, 0.5, 1.0)
     assert first["state-dir"] != second["state-dir"]
+
+
+@pytest.mark.parametrize("name", ["run", "été 2026", "..", "a" * 250, "--x"])
+def test_a_run_has_one_name_that_nodes_take(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name if name != ".." else tmp_path
+    folder.mkdir(exist_ok=True)
+    first = run_name(folder)
+    assert first == run_name(folder)
+    context = Context(1, 2, {"partition-id": 0, "state-dir": str(tmp_path / "own")}, RecordDict(), {})
+    assert folder_of(first, context, "") == tmp_path / "own" / first
+
+
+@pytest.mark.parametrize("name", ["../other", "/etc", "", "a/b", "x" * 300])
+def test_a_node_writes_nowhere_else(name: str, tmp_path: Path) -> None:
+    context = Context(1, 2, {"partition-id": 0, "state-dir": str(tmp_path)}, RecordDict(), {})
+    with pytest.raises(SettingError, match="is not a run's name"):
+        folder_of(name, context, "")
 
 
 def example() -> ModuleType:

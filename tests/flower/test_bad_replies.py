@@ -125,6 +125,21 @@ def test_labels_are_told_only_to_a_method_that_needs_them(tmp_path: Path) -> Non
         assert [("labels" in one) for one in words] == [told] * NODES
 
 
+def test_a_node_that_cannot_say_who_it_is_is_asked_once(tmp_path: Path) -> None:
+    asked = []
+
+    def confused(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "query":
+            asked.append(question.metadata.dst_node_id)
+            if answer.content.config_records["node"]["device"] == 1:
+                return Message(Error(2, "no partition-id"), reply_to=question)
+        return answer
+
+    deployed, _ = deploy(tmp_path, {**RUN, "rounds": 2}, confused)
+    assert [[one.device for one in step.devices] for step in deployed.rounds] == [[0, 2, 3], [0, 2, 3]]
+    assert sorted(asked) == sorted(nodes_of(NODES))
+
+
 def test_nodes_that_are_not_there_are_not_drawn(tmp_path: Path) -> None:
     nodes = {node: config for node, config in nodes_of(NODES).items() if config["partition-id"] != 1}
     deployed, _ = deploy(tmp_path, {**RUN, "rounds": 2}, nodes=nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from contextlib import ExitStack, contextmanager
@@ -143,9 +144,8 @@ def run_name(folder: Path) -> str:
     """What this run is called on every node, the same after a resume and unlike any other."""
     path = folder / RUN
     if not path.exists():
-        name = f"{''.join(c if c.isalnum() else '-' for c in folder.name)}-{uuid.uuid4().hex[:12]}".lstrip(
-            "-"
-        )
-        write_atomically(path, json.dumps({"run": name}).encode())
+        # It becomes a folder's name on nodes, which take nothing but plain ones.
+        stem = re.sub(r"[^A-Za-z0-9]+", "-", folder.name).strip("-")[:60] or "run"
+        write_atomically(path, json.dumps({"run": f"{stem}-{uuid.uuid4().hex[:12]}"}).encode())
     found: str = json.loads(path.read_bytes())["run"]
     return found

@@ -96,6 +96,7 @@ class Roster:
     def refresh(self, grid: Grid) -> None:
         """See who is there, and ask those that are new who they are."""
         self._online = frozenset(grid.get_node_ids())
+        self._asked &= self._online  # who has been away may have come back as somebody else
         new = sorted(self._online - self._asked)
         if not new:
             return
@@ -106,10 +107,10 @@ class Roster:
         ]
         for reply in grid.send_and_receive(messages, timeout=ANSWER_SECONDS):
             node = reply.metadata.src_node_id
+            self._asked.add(node)
             if reply.has_error():
                 log(WARNING, "node %s did not say who it is: %s", node, reply.error.reason)
                 continue
-            self._asked.add(node)
             try:
                 self._enter(described(node, reply.content.config_records[NODE], self.limits))
             except (KeyError, TypeError, ValueError) as error:
