@@ -214,6 +214,15 @@ def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None
             f"level-draw = 'round' is refused: {settings.method} keeps a net on each device that fits its level "
             "(allowed: fixed)"
         )
+    if used.fitted_net and settings.speeds == "measured":
+        raise SettingError(
+            f"speeds = 'measured' is refused: {settings.method} keeps a net on each device that fits its stated speed "
+            "(allowed: stated)"
+        )
+    if settings.dp_clip is not None and used.needs_losses:
+        raise SettingError(
+            f"dp-clip = {settings.dp_clip:g} is refused: {settings.method} learns from losses, which would travel too"
+        )
     check_spec(settings.partition)
     check_public(settings.public, settings.data)
     if used.needs_public and settings.public == "none":

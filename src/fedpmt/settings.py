@@ -121,6 +121,13 @@ class Settings(BaseModel):
     splitting: Literal["server", "device"] = Field(
         "server", description="who chooses the width: Option I or Option II"
     )
+    speeds: Literal["stated", "measured"] = Field(
+        "stated", description="speeds that widths are fitted to: the fleet's, or fitted to measured seconds"
+    )
+    speed_weight: float = Field(0.5, gt=0, le=1, description="weight of the newest measurement of a speed")
+    drift: str = Field(
+        "", description="FACTOR,ROUNDS: speeds swing between 1/FACTOR and FACTOR times what is stated"
+    )
     epochs: int = Field(1, ge=1, description="local epochs E")
     batch: int = Field(0, ge=1, description="batch size")
     lr: float = Field(0.0, ge=0, description="learning rate")
@@ -129,6 +136,13 @@ class Settings(BaseModel):
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="local momentum")
     weight_decay: float = Field(0.0, ge=0, description="local weight decay")
+    dp_clip: float | None = Field(
+        None,
+        gt=0,
+        description="differential privacy on the device: clip each device's whole update to this norm",
+    )
+    dp_noise: float = Field(1.0, ge=0, description="standard deviation of the noise, in units of the clip")
+    dp_delta: float = Field(1e-5, gt=0, lt=1, description="delta at which epsilon is stated")
     rounds: int = Field(0, ge=1, description="global rounds T")
     seed: int = Field(0, ge=0, description="seed of everything but the split and the fleet")
     workers: int = Field(0, ge=0, description="devices trained at a time; 0: one per core")
@@ -182,6 +196,8 @@ class Settings(BaseModel):
     @field_validator(
         "deadline",
         "full_seconds",
+        "dp_clip",
+        "dp_noise",
         "lr",
         "weight_decay",
         "time_budget",
@@ -220,9 +236,20 @@ class Settings(BaseModel):
         parse_public(value)
         return value
 
+    @field_validator("drift")
+    @classmethod
+    def _drift_parses(cls, value: str) -> str:
+        parse_drift(value)
+        return value
+
     @model_validator(mode="after")
     def _agree(self) -> Settings:
         held_out(self.public, self.validation, 1)
+        if self.speeds == "measured" and (self.assign == "level" or self.splitting == "device"):
+            raise SettingError(
+                "speeds = 'measured' needs a server that fits widths to speeds: "
+                "assign = 'deadline' and splitting = 'server'"
+            )
         if self.cohort > self.devices:
             raise SettingError(f"cohort = {self.cohort} is more than the fleet (devices = {self.devices})")
         if self.budget is not None and self.mode != "exact":
@@ -354,6 +381,21 @@ def held_out(public: str, validation: Any, total: int) -> tuple[int, int]:
             f"public = '{public}' and validation = '{validation}' are refused: they leave nothing for the devices"
         )
     return round(shares[0] * total), round(shares[1] * total)
+
+
+def parse_drift(text: str) -> tuple[float, float] | None:
+    """How far speeds swing, and over how many rounds; None where they stay.
+
+    >>> parse_drift("2,50")
+    (2.0, 50.0)
+    """
+    if not text:
+        return None
+    numbers = text.split(",")
+    factor, rounds = (parse_number("drift", numbers[0]), parse_number("drift", numbers[-1]))
+    if len(numbers) != 2 or factor < 1:
+        raise SettingError(f"drift = '{text}' is refused: write FACTOR,ROUNDS with a factor of at least 1")
+    return factor, rounds
 
 
 def parse_number(key: str, text: str) -> float:

@@ -175,7 +175,13 @@ def test_bytes_on_the_wire_are_those_accounted_for(name: str) -> None:
             assert set(task.tensors[MODEL]) == set(task.offer[0].sent)
             assert payload_bytes(task.tensors) == work.download_bytes(task.offer[0], structure)
             reply, kept[device] = bench.work(device, index, budget, own=kept.get(device))
+            sent = {
+                group: {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+                for group, tensors in reply.tensors.items()
+            }
+            assert sent == work.upload(reply.part, structure)
             assert payload_bytes(reply.tensors) == work.upload_bytes(reply.part, structure)
+            assert set(reply.metrics) == set(work.measures)
             arrived.append(reply)
         bench.state = bench.method.aggregate(bench.state, arrived, bench.round(index)).state
 

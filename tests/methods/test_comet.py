@@ -246,6 +246,10 @@ def test_populations_that_do_not_fit_are_refused_in_one_line(
         SettingError, match="level-draw = 'round' is refused: comet keeps a net on each device"
     ):
         api.run("comet", level_draw="round", rounds=1)
+    with pytest.raises(
+        SettingError, match="speeds = 'measured' is refused: comet keeps a net on each device"
+    ):
+        api.run("comet", speeds="measured", assign="deadline", deadline=60.0, rounds=1)
 
     class Full:
         free = 3_000_000

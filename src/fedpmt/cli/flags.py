@@ -34,6 +34,7 @@ GROUPS = {
         "sampling",
         "levels",
         "level_draw",
+        "drift",
         "fleet",
         "availability",
         "failure",
@@ -50,9 +51,12 @@ GROUPS = {
         "splitting",
         "server_cap",
         "server_speed",
+        "speeds",
+        "speed_weight",
         "options",
     ),
     "Training": ("epochs", "batch", "lr", "schedule", "momentum", "weight_decay", "rounds", "seed"),
+    "Privacy": ("dp_clip", "dp_noise", "dp_delta"),
     "The run": ("workers", "executor", "device", "eval_every", "target", "time_budget", "checkpoint_seconds"),
 }
 PANELS = {name: panel for panel, names in GROUPS.items() for name in names}

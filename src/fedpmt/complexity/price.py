@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -76,9 +77,6 @@ class Price:
         self._costs: dict[Key, Cost] = {}
         self._measured: dict[Key, Measurement] = {}
         self._others: dict[str, Price] = {}
-        everything = depth.full(self.structure)
-        self._full_operations = self._price(everything).operations
-        self.full = self(everything)
         for name, other in (others or {}).items():
             if mode == "paper":
                 raise SettingError(f"mode = 'paper' has no price for the net '{name}'; use mode = 'exact'")
@@ -92,6 +90,15 @@ class Price:
                 example=example,
                 epochs=epochs,
             )
+
+    @cached_property
+    def _full_operations(self) -> float:
+        return self._price(depth.full(self.structure)).operations
+
+    @cached_property
+    def full(self) -> Cost:
+        """The price of the full model; found when it is first asked for, since a device that is told may never ask."""
+        return self(depth.full(self.structure))
 
     def __call__(self, part: Part) -> Cost:
         """The price of one batch, of whichever net it is a part of; what a device keeps costs as if it were sent."""

@@ -145,6 +145,14 @@ class Method(ABC, Generic[S, D]):
     fitted_net: ClassVar[bool] = False
     """Whether devices keep a net that fits their level, which must then stay the same."""
 
+    needs_losses: ClassVar[bool] = False
+    """Whether `aggregate` learns from metrics that devices report."""
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether `assign` needs to know how many samples of each class a device holds; real ones tell nobody else."""
+        return False
+
     def prototypes(
         self, model: LayeredModel, example: Arrays, rng: Callable[[str], np.random.Generator]
     ) -> Mapping[str, LayeredModel]:

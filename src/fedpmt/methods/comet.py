@@ -11,6 +11,7 @@ There is no global model: what is evaluated is the mean of the devices' own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -100,16 +101,18 @@ class Comet(Method[Clusters, "Personal"]):
 
     def part(self, state: Clusters, net: Part, samples: int, round: Round, centroids: int) -> Part:
         """A net that stays, with all that its device does beside training it on its own samples."""
+        from fedpmt.training.codistillation import ANSWERS
+
         cost, asked = round.price(net), min(self.asked, state.public)
         learns = self.pull > 0 and centroids > 0
-        answer = FLOAT_BYTES * asked * state.classes
+        shape = (asked, state.classes)
         beside = Beside(
             # Every step has a batch of public samples too, but one update.
             step=(cost.operations - cost.update) * learns,
             # To tell the server, and before that to find the nearest centroid.
             once=cost.inference * asked / samples * (1 + learns),
-            task_bytes=centroids * answer * learns,
-            answer_bytes=answer,
+            task_bytes=FLOAT_BYTES * centroids * math.prod(shape) * learns,
+            answers={ANSWERS: {ANSWERS: shape}},
         )
         return Part(GLOBAL, {}, {}, net.label, 2 * SEED_BYTES, kept=net.trained, beside=beside)
 

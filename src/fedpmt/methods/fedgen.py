@@ -115,10 +115,11 @@ class FedGen(Method[Generating, None]):
         return found[0], found[1]
 
     def assign(self, state: Generating, client: Client, round: Round) -> Task:
-        from fedpmt.training.latent import GENERATOR
+        from fedpmt.training.latent import COUNTS, GENERATOR
 
         generative, latent = self.weights(round.index)
-        counts = Beside(answer_bytes=FLOAT_BYTES * state.structure.shapes[state.head[0]][0])
+        classes = state.structure.shapes[state.head[0]][0]
+        counts = Beside(answers={COUNTS: {COUNTS: (classes,)}})
         scalars = {GENERATIVE: generative, LATENT: latent}
         if not (generative or latent):
             part = replace(full(state.structure), beside=counts)
@@ -150,9 +151,11 @@ class FedGen(Method[Generating, None]):
             mean.add(reply.part, reply.tensors[MODEL], reply.samples if self.weight == "samples" else 1)
             # Of all that came only the heads are held.
             heads.append([reply.tensors[MODEL][name] for name in state.head])
-            counts.append(reply.tensors[COUNTS][COUNTS])
+            # Whoever says that it holds less than nothing is not believed.
+            counts.append(reply.tensors[COUNTS][COUNTS].clamp(min=0))
         after = replace(state, tensors=mean.result())
-        wanted = self.steps if heads and (self.generative or self.latent) else 0
+        known = bool(sum(int(count.sum()) for count in counts))
+        wanted = self.steps if known and (self.generative or self.latent) else 0
         each = self.step_operations(state, len(heads))
         steps = round.server.affordable(lambda steps: steps * each, wanted)
         metrics = {"server_steps": float(steps), "server_steps_default": float(self.steps)}

@@ -87,7 +87,7 @@ class FedGKT(Method[Group, "Edge"]):
 
         from fedpmt.models.build import FlatLinear, initialise
         from fedpmt.models.layered import layered
-        from fedpmt.training.transfer import EDGE, STEM
+        from fedpmt.training.transfer import EDGE, HEAD, STEM
 
         layers = len(model.structure.layers)
         if not model.composable or layers < 2:
@@ -98,11 +98,11 @@ class FedGKT(Method[Group, "Edge"]):
         trial.set_training([False] * layers)
         features = trial.prefix(STEM, trial.initial(), example)
         classes = trial.suffix(STEM, trial.initial(), features).shape[-1]
-        head = FlatLinear(features[0].numel(), classes)
+        head = FlatLinear(features.shape[1:], classes)
         initialise(head, rng("edge"))
         stem = [copy.deepcopy(module) for _, module in trial.modules_of(0, STEM)]
         named = OrderedDict[str, nn.Module]((f"stem{place}", module) for place, module in enumerate(stem))
-        return {EDGE: layered(nn.Sequential(named | {"head": head}))}
+        return {EDGE: layered(nn.Sequential(named | {HEAD: head}))}
 
     def kept_bytes(self, structures: Mapping[str, Structure]) -> int:
         """The edge net, and three moments of each of its parameters."""
@@ -118,7 +118,7 @@ class FedGKT(Method[Group, "Edge"]):
         return Group(whole.structure, edge, {name: whole.tensors[name] for name in names}, None, {})
 
     def assign(self, state: Group, client: Client, round: Round) -> Task:
-        from fedpmt.training.transfer import EDGE, LOGITS, TEACHER
+        from fedpmt.training.transfer import EDGE, FEATURES, LABELS, LOGITS, TEACHER, TRANSFER
 
         net = full(state.edge, EDGE)
         cost = round.price(net)
@@ -128,7 +128,13 @@ class FedGKT(Method[Group, "Edge"]):
             once=cost.inference,  # one more pass over all samples, to tell of them
             memory_bytes=3 * FLOAT_BYTES * state.edge.size(state.edge.parameters),
             task_bytes=FLOAT_BYTES * client.samples * classes * (client.id in state.logits),
-            answer_bytes=FLOAT_BYTES * client.samples * (features + classes + 1),
+            answers={
+                TRANSFER: {
+                    FEATURES: (client.samples, features),
+                    LOGITS: (client.samples, classes),
+                    LABELS: (client.samples,),
+                }
+            },
         )
         part = Part(EDGE, {}, {}, "edge net", kept=net.trained, beside=beside)
         known = {TEACHER: {LOGITS: state.logits[client.id]}} if client.id in state.logits else {}
@@ -144,7 +150,16 @@ class FedGKT(Method[Group, "Edge"]):
         import torch
 
         from fedpmt.training.distillation import answers, on_server
-        from fedpmt.training.transfer import FEATURES, LABELS, LOGITS, STEM, TRANSFER, ServerHalfWork
+        from fedpmt.training.transfer import (
+            EDGE,
+            FEATURES,
+            LABELS,
+            LOGITS,
+            STEM,
+            TRANSFER,
+            ServerHalfWork,
+            behind_the_tap,
+        )
 
         arrived = sorted(replies, key=lambda reply: reply.device)
         if not arrived:
@@ -153,8 +168,9 @@ class FedGKT(Method[Group, "Edge"]):
         features, logits, labels = (
             torch.cat([one[key] for one in told]) for key in (FEATURES, LOGITS, LABELS)
         )
-        data = Examples(features, {LOGITS: logits, LABELS: labels.long()}, np.arange(len(features)))
         server = round.server
+        features = behind_the_tap(server.site.models[EDGE], features)
+        data = Examples(features, {LOGITS: logits, LABELS: labels.long()}, np.arange(len(features)))
         part = suffix(state.structure, STEM, "behind the tap")
         part = replace(part, sent=part.trained)
         cost = round.price(suffix(state.structure, STEM, ""))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedpmt.records import RoundRecord, RunRecord
 
 STEPS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
-OUTCOMES = ("arrived", "late", "failed", "surplus")
+OUTCOMES = ("arrived", "late", "failed", "surplus", "refused")
 
 Cell = str | int | float | bool | None
 

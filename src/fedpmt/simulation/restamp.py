@@ -44,6 +44,7 @@ def restamped(
             round_seconds = verdict.round_seconds + federation.server_seconds(old.server_operations)
             progress = replace(
                 progress,
+                speeds=federation.fitted_speeds(progress, asked, verdict.outcomes),
                 rounds=progress.rounds + 1,
                 virtual_seconds=progress.virtual_seconds + round_seconds,
             )

@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
 from pydantic import ValidationError
 
@@ -140,43 +140,67 @@ def simulate(
     from fedpmt.simulation.assemble import assembled
 
     with assembled(settings, problem, method, folder) as federation:
-        saved = _continue(federation, folder)
-        if on_start is not None:
-            on_start()
-        return _play(federation, folder, saved, on_round)
-
-
-def _play(federation: Federation, folder: Path, saved: Saved, on_round: OnRound | None) -> ResultRecord:
-    from fedpmt.simulation.checkpoint import write_value
-
-    settings = federation.settings
-
-    def checkpoint() -> None:
-        write_value(folder / records.CHECKPOINT, saved)
-        federation.store.settle(saved.progress.accepted or {})
-
-    stopped = _stop(federation, saved)
-    written = time.monotonic()
-    try:
-        with (folder / records.ROUNDS).open("ab") as lines:
-            lines.truncate(saved.records_length)
-            while stopped is None:
-                progress, record = federation.play(saved.progress)
-                lines.write(record.model_dump_json(exclude_defaults=True).encode() + b"\n")
-                lines.flush()
-                # One assignment: an interrupt finds the round in all of it or in none.
-                saved = Saved(progress, saved.totals.plus(record), lines.tell())
-                stopped = _stop(federation, saved)
-                if stopped is not None or time.monotonic() - written >= settings.checkpoint_seconds:
-                    checkpoint()
-                    written = time.monotonic()
+        with Journal(federation, folder) as journal:
+            if on_start is not None:
+                on_start()
+            while journal.stopped is None:
+                record = journal.add(*federation.play(journal.progress))
                 if on_round is not None:
                     on_round(record)
-    except KeyboardInterrupt:
-        # A line that `saved` does not know of is cut off by the resume.
-        checkpoint()
-        raise
-    return _finish(federation, folder, saved, stopped)
+        return journal.finish()
+
+
+class Journal:
+    """A run's folder while it is being played: a line for each round, a checkpoint now and then."""
+
+    def __init__(self, federation: Federation, folder: Path) -> None:
+        self.federation, self.folder = federation, folder
+        self._saved = _continue(federation, folder)
+        self.stopped = _stop(federation, self._saved)
+        self._written = time.monotonic()
+        self._lines: BinaryIO | None = None
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run stands."""
+        return self._saved.progress
+
+    def add(self, progress: Progress, record: RoundRecord) -> RoundRecord:
+        """Write down a round that has been played."""
+        assert self._lines is not None
+        self._lines.write(record.model_dump_json(exclude_defaults=True).encode() + b"\n")
+        self._lines.flush()
+        # One assignment: an interrupt finds the round in all of it or in none.
+        self._saved = Saved(progress, self._saved.totals.plus(record), self._lines.tell())
+        self.stopped = _stop(self.federation, self._saved)
+        seconds = time.monotonic() - self._written
+        if self.stopped is not None or seconds >= self.federation.settings.checkpoint_seconds:
+            self.checkpoint()
+            self._written = time.monotonic()
+        return record
+
+    def checkpoint(self) -> None:
+        """Keep what a resume needs."""
+        from fedpmt.simulation.checkpoint import write_value
+
+        write_value(self.folder / records.CHECKPOINT, self._saved)
+        self.federation.store.settle(self.progress.accepted or {})
+
+    def finish(self) -> ResultRecord:
+        """Write the model and the result."""
+        return _finish(self.federation, self.folder, self._saved, self.stopped)
+
+    def __enter__(self) -> Self:
+        self._lines = (self.folder / records.ROUNDS).open("ab")
+        self._lines.truncate(self._saved.records_length)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._lines is not None:
+            self._lines.close()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            # A line that the checkpoint does not know of is cut off by the resume.
+            self.checkpoint()
 
 
 def _continue(federation: Federation, folder: Path) -> Saved:

@@ -40,6 +40,7 @@ class Mask:
 
 
 Selection: TypeAlias = Whole | Indices | Mask
+Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 WHOLE = Whole()
 
 
@@ -51,7 +52,9 @@ class Beside:
     once: float = 0.0  # operations per batch of the device's data and round
     memory_bytes: int = 0  # held all along
     task_bytes: int = 0  # of the task, beside the model's tensors
-    answer_bytes: int = 0  # of the reply, likewise
+    answers: Mapping[str, Shapes] = field(
+        default_factory=dict
+    )  # of the reply, likewise: shapes by group and name
 
 
 NOTHING = Beside()
@@ -98,6 +101,20 @@ def local_shape(selection: Selection, shape: tuple[int, ...]) -> tuple[int, ...]
             full if kept is None else len(kept) for full, kept in zip(shape, selection.axes, strict=True)
         )
     return shape
+
+
+def travelling_shapes(selections: Mapping[str, Selection], shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """The shapes of selected tensors as they travel; a masked one is a flat vector.
+
+    >>> travelling_shapes({"w": Indices((np.array([0, 2]), None))}, {"w": (4, 3)})
+    {'w': (2, 3)}
+    """
+    return {
+        name: (size(selection, shapes[name]),)
+        if isinstance(selection, Mask)
+        else local_shape(selection, shapes[name])
+        for name, selection in selections.items()
+    }
 
 
 def take(tensor: Tensor, selection: Selection) -> Tensor:

@@ -155,5 +155,5 @@ class RegularisedWork(LocalWork[None]):
     def reply(self, run: Run, own: None, data: Examples) -> tuple[Outcome, None]:
         outcome, _ = super().reply(run, own, data)
         classes = run.params[next(reversed(run.params))].shape[0]
-        counts = torch.bincount(data.targets, minlength=classes).to(torch.int32)
+        counts = torch.bincount(data.targets, minlength=classes).float()
         return replace(outcome, tensors={**outcome.tensors, COUNTS: {COUNTS: counts}}), None

@@ -13,7 +13,7 @@ from fedpmt.complexity.budget import Usage
 from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.submodel.depth import frozen_prefix, mask
-from fedpmt.submodel.part import NOTHING, place, size, take, within
+from fedpmt.submodel.part import NOTHING, place, take, travelling_shapes, within
 from fedpmt.training.messages import Capacity, Reply, Task
 from fedpmt.types import MODEL, Examples, Scalar
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedpmt.complexity.cost import Cost
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part
+    from fedpmt.submodel.part import Part, Shapes
     from fedpmt.training.objective import Objective
     from fedpmt.types import Arrays, Payload, Tensors
 
@@ -94,6 +94,9 @@ class LocalWork(Generic[D]):
 
     The defaults train the Part by SGD and send the trained tensors back.
     """
+
+    measures: tuple[str, ...] = ("train_loss",)
+    """The metrics that stand in every reply."""
 
     def first(self, device: int, rng: Rng) -> D | None:
         """What a device keeps before its first round: nothing."""
@@ -193,15 +196,18 @@ class LocalWork(Generic[D]):
 
     def download_bytes(self, part: Part, structure: Structure) -> int:
         """How long the task's tensors are; must be what the method really sends."""
-        shapes = structure.shapes
-        tensors = FLOAT_BYTES * sum(size(selection, shapes[name]) for name, selection in part.sent.items())
-        return tensors + part.beside.task_bytes
+        shapes = travelling_shapes(part.sent, structure.shapes)
+        return FLOAT_BYTES * sum(math.prod(shape) for shape in shapes.values()) + part.beside.task_bytes
+
+    def upload(self, part: Part, structure: Structure) -> dict[str, Shapes]:
+        """What `reply` really sends, as shapes by group and name: it is priced by it, and checked against it."""
+        return {MODEL: travelling_shapes(part.trained, structure.shapes), **part.beside.answers}
 
     def upload_bytes(self, part: Part, structure: Structure) -> int:
-        """How long the reply's tensors are; must be what `reply` really sends."""
-        travels = (*part.trained.items(), *part.reported.items())
-        tensors = FLOAT_BYTES * sum(size(selection, structure.shapes[name]) for name, selection in travels)
-        return tensors + part.beside.answer_bytes
+        """How long the reply's tensors are."""
+        return FLOAT_BYTES * sum(
+            math.prod(shape) for shapes in self.upload(part, structure).values() for shape in shapes.values()
+        )
 
     def evaluate(self, site: Site, shared: Tensors, own: D | None, data: Examples) -> Tensor:
         """Scores of a device's own model; only split and personal methods have one."""
@@ -219,6 +225,15 @@ def local_tensors(task: Task, part: Part, structure: Structure) -> dict[str, Ten
     return {
         name: place(received[name], selection, structure.shapes[name])
         for name, selection in part.sent.items()
+    }
+
+
+def received(task: Task, part: Part, structure: Structure) -> dict[str, Tensor]:
+    """What a device was sent of what it trains, in the form in which it goes back."""
+    local = local_tensors(task, part, structure)
+    return {
+        name: take(local[name], within(selection, part.sent[name]))
+        for name, selection in part.trained.items()
     }
 
 
@@ -284,6 +299,7 @@ def train(
             del gradients, loss
     outcome, own = work.reply(run, own, data)
     metrics = {"train_loss": total_loss / max(1, run.steps), **outcome.metrics}
+    metrics = {name: value for name, value in metrics.items() if name in work.measures}
     reply = Reply(device, round_index, part, len(data), outcome.tensors, outcome.scalars, metrics)
     return reply, own
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedpmt.models.build import FlatLinear
 from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.adam import STEPPER, Adam, AdamWork, Moments, Stepper
 from fedpmt.training.distillation import CHUNK, answers
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 EDGE = "edge"
 """The name of the devices' net: the global net's first layer, then a linear head."""
 
+HEAD = "head"
 STEM = 1
 """Layers before the tap: what the edge net shares the shape of, and the server's net does not have."""
 
@@ -96,7 +98,7 @@ class EdgeWork(LocalWork[Edge]):
         features = features_of(model, tensors, data)
         told = Examples(features, data.targets, data.ids)
         tensors_up = {
-            FEATURES: features,
+            FEATURES: features.flatten(1),
             LOGITS: answers(model, tensors, told, STEM),
             LABELS: data.targets.to(torch.int32),
         }
@@ -119,6 +121,13 @@ def features_of(model: LayeredModel, tensors: Tensors, data: Examples) -> Tensor
         for start in range(0, len(data), CHUNK)
     ]
     return torch.cat(pieces)
+
+
+def behind_the_tap(edge: LayeredModel, features: Tensor) -> Tensor:
+    """Features as the layer after the tap takes them; they travel flat."""
+    head = edge.module.get_submodule(HEAD)
+    assert isinstance(head, FlatLinear)
+    return features.reshape(len(features), *head.shape)
 
 
 @dataclass(frozen=True)
