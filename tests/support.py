@@ -92,7 +92,7 @@ class Bench:
 
     @property
     def site(self) -> Site:
-        return Site(self.models, CLASSIFICATION, self.settings, self.public)
+        return Site({**self.models, GLOBAL: self.model}, CLASSIFICATION, self.settings, self.public)
 
     def client(self, device: int, budget: float = float("inf"), count: int = 8) -> Client:
         steps = self.settings.epochs * -(-count // self.settings.batch)

@@ -20,6 +20,7 @@ from fedpmt import api
 from fedpmt.data import embedded
 from fedpmt.flower import paper_apps
 from fedpmt.flower.deployment import Deployment, write_config
+from fedpmt.methods.registry import METHODS
 from fedpmt.records import RunRecord, read_run
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from flwr.serverapp import ServerApp
 
 RUN, SERVER = 7, 1
+NOT_CARRIED = ("comet", "fedgkt")
+"""Methods that are refused on Flower: their devices keep nets of their own."""
+CARRIED = [name for name in METHODS if name not in NOT_CARRIED]
 READ_ONCE = functools.cache(embedded._table)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from in_process import deploy
+from in_process import CARRIED, NOT_CARRIED, deploy
 
 from fedpmt import api
 from fedpmt.api import paper_problem_of
 from fedpmt.flower import apps
-from fedpmt.methods.registry import METHODS
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -32,11 +31,8 @@ RUN: dict[str, Any] = {
     "partition": "classes:3",
 }
 
-NOT_CARRIED = ("comet", "fedgkt")
-"""Methods whose devices keep nets of their own."""
 
-
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in NOT_CARRIED])
+@pytest.mark.parametrize("method", CARRIED)
 def test_every_method_has_the_bits_of_the_simulator(method: str, tmp_path: Path) -> None:
     simulated = api.run(method, out=tmp_path / "simulated", **RUN)
     deployed, _ = deploy(tmp_path, {**RUN, "method": method})

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from in_process import deploy
+from in_process import CARRIED, deploy
 
 from fedpmt.flower.parts import decode_parts, encode_parts
 from fedpmt.flower.wire import array_bytes
-from fedpmt.methods.registry import METHODS
 from fedpmt.models.structure import Layer, Structure
 from fedpmt.submodel.part import WHOLE, Indices, Mask, Part, Selection, Whole, within
 
@@ -107,7 +106,7 @@ PER_TENSOR = 700
 """A NumPy header (128), and what Flower writes for an array and its chunks."""
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CARRIED)
 def test_bytes_in_the_grid_are_those_accounted_for(method: str, tmp_path: Path) -> None:
     given = {
         "method": method,
