@@ -133,7 +133,8 @@ def evaluation_time(setting: Setting, plan: Plan) -> EvaluationTime:
     for repetition in range(plan.repeat):
         for evaluated, found in taken.items():
             way = Way("", {"eval_every": 1} if evaluated else {})
-            job = job_of(case, way, plan, rounds=plan.rounds, seed=repetition)
+            # The last round is not timed, since it is evaluated in any case.
+            job = job_of(case, way, plan, rounds=plan.warmup + plan.rounds + 1, seed=repetition)
             blank = Measurement(
                 setting=setting.name, peer="ours", variant=FEDAVG.name, repetition=repetition, threads=""
             )

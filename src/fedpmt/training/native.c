@@ -215,6 +215,26 @@ static void linear_backward(const Layer *layer, const Plan *plan, float *w, floa
     rectify(layer, next.y, next.count * outputs);
 }
 
+/* Between a linear layer's own weights, [output, channel x spot], and those here, [spot, channel, output], with `stored`
+ * channels and `stride` outputs: whole cache lines on this side, a few rows at a time on the other. */
+void fedpmt_turn(float *own, float *here, int32_t outputs, int32_t channels, int32_t spots, int32_t stored,
+                 int32_t stride, int32_t back) {
+    const int64_t inputs = (int64_t)channels * spots;
+    for (int32_t first = 0; first < outputs; first += 2 * LANES) {
+        const int32_t last = first + 2 * LANES < outputs ? first + 2 * LANES : outputs;
+        for (int32_t channel = 0; channel < channels; channel++)
+            for (int32_t spot = 0; spot < spots; spot++) {
+                float *line = here + ((int64_t)spot * stored + channel) * stride;
+                float *column = own + (int64_t)channel * spots + spot;
+                for (int32_t n = first; n < last; n++)
+                    if (back)
+                        column[n * inputs] = line[n];
+                    else
+                        line[n] = column[n * inputs];
+            }
+    }
+}
+
 /* ---- convolutions ---- */
 
 /* PIXELS neighbours in a row, VECTORS x LANES filters of each. */

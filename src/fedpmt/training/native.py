@@ -96,7 +96,7 @@ def library() -> ctypes.CDLL | None:
         return None
     loaded.fedpmt_train.restype = ctypes.c_double
     loaded.fedpmt_forward.restype = ctypes.c_int32
-    loaded.fedpmt_fold.restype = None
+    loaded.fedpmt_fold.restype = loaded.fedpmt_turn.restype = None
     return loaded
 
 
@@ -168,21 +168,34 @@ class Shape:
         if self.convolution:
             packed[:, :, : self.own_inputs, : self.own_outputs] = weight.transpose(2, 3, 1, 0)
             return
-        channels = weight.reshape(self.own_outputs, self.own_inputs, self.spots).transpose(2, 1, 0)
-        packed[:, : self.own_inputs, : self.own_outputs] = channels
+        self._turn(np.ascontiguousarray(weight), packed, back=False)
 
     def unpack(self, packed: np.ndarray, bias: np.ndarray, names: frozenset[str]) -> dict[str, Tensor]:
         """The tensors of the layer, as copies."""
         if self.convolution:
-            weight = packed[:, :, : self.own_inputs, : self.own_outputs].transpose(3, 2, 0, 1)
+            weight = np.array(
+                packed[:, :, : self.own_inputs, : self.own_outputs].transpose(3, 2, 0, 1), order="C"
+            )
         else:
-            weight = packed[:, : self.own_inputs, : self.own_outputs].transpose(2, 1, 0)
-            weight = weight.reshape(self.own_outputs, self.own_inputs * self.spots)
+            weight = np.empty((self.own_outputs, self.own_inputs * self.spots), dtype=np.float32)
+            self._turn(weight, packed, back=True)
         own = {
-            f"{self.path}.weight": torch.from_numpy(np.array(weight, order="C")),
+            f"{self.path}.weight": torch.from_numpy(weight),
             f"{self.path}.bias": torch.from_numpy(bias[: self.own_outputs].copy()),
         }
         return {name: tensor for name, tensor in own.items() if name in names}
+
+    def _turn(self, weight: np.ndarray, packed: np.ndarray, *, back: bool) -> None:
+        """A linear layer's weights from the tensor's layout to the compiled code's, or back."""
+        compiled = library()
+        if compiled is None:
+            raise RuntimeError("there is no compiled code here")
+        sizes = (self.own_outputs, self.own_inputs, self.spots, packed.shape[1], self.outputs, back)
+        compiled.fedpmt_turn(
+            ctypes.c_void_p(weight.ctypes.data),
+            ctypes.c_void_p(packed.ctypes.data),
+            *map(ctypes.c_int32, sizes),
+        )
 
 
 def _aligned(size: tuple[int, ...]) -> np.ndarray:
