@@ -92,8 +92,11 @@ def groups_below(root: int) -> set[int]:
 
 
 def environment_of(changes: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with changes; it holds in any folder."""
+    """This process's environment with changes; it holds in any folder, and where nobody has activated it."""
     environment = {**os.environ, **changes}
+    # Flower starts programs of its own by their bare names.
+    beside = str(Path(sys.executable).parent.absolute())
+    environment["PATH"] = os.pathsep.join(filter(None, [beside, environment.get("PATH", "")]))
     if "PYTHONPATH" in environment:
         places = [
             str(Path(place).absolute()) for place in environment["PYTHONPATH"].split(os.pathsep) if place
