@@ -5,7 +5,7 @@ PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-ch
 # One thread per device, parallel over devices: threads that share two cores only wait for each other.
 export OMP_NUM_THREADS = 1
 
-.PHONY: help install dev demo test test-slow test-browser test-network check format bench bench-smoke bench-truncation clean
+.PHONY: help install dev demo demo-flower test test-slow test-browser test-network test-flower check format bench bench-smoke bench-truncation clean
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,14 @@ demo: $(VENV)/.run ## Compare FedPMT, FedAvg and FedDrop on five unequal levels;
 	$(VENV)/bin/fedpmt report demo/iid demo/classes-2 --out demo/report.html
 	@echo "open demo/report.html in a browser"
 
+$(VENV)/.flower: $(VENV)/.run
+	$(PIP_INSTALL) -e '.[flower]'
+	@touch $@
+
+demo-flower: $(VENV)/.flower ## The same method on Flower: a SuperLink and five SuperNodes of different speeds, here
+	@rm -rf demo-flower
+	$(VENV)/bin/fedpmt deploy --samples 800 --lr 0.1 --rounds 6 --out demo-flower
+
 test: $(VENV)/.dev ## Run the tests
 	$(VENV)/bin/python -m pytest -q -n 2
 
@@ -40,6 +48,9 @@ test-browser: $(VENV)/.dev ## Open the report page in headless Chromium
 
 test-network: $(VENV)/.dev ## Fetch the real data sets and load them
 	$(VENV)/bin/python -m pytest -q -m network
+
+test-flower: $(VENV)/.dev ## Run on Flower: Ray, and SuperLink and SuperNodes as real processes
+	$(VENV)/bin/python -m pytest -q -m flower
 
 check: $(VENV)/.dev ## Lint, format, types and import directions
 	$(VENV)/bin/ruff check .
@@ -65,4 +76,4 @@ bench-truncation: $(VENV)/.run ## Measure training time and peak memory of each 
 	$(VENV)/bin/fedpmt profile --task cnn-cifar10 --prefix cache
 
 clean: ## Remove the environment and the demo
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) demo demo-flower

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedpmt.complexity.budget import Budget
 from fedpmt.complexity.cost import Cost, Memory
-from fedpmt.methods.base import Prototype, Round, Setup
+from fedpmt.methods.base import Prototype, Round, Server, Setup
 from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.seeds import Seeds
 from fedpmt.submodel.part import GLOBAL
@@ -55,14 +55,19 @@ def flat_cost(operations: float) -> Cost:
     return Cost(0, 0, 0, 0, operations, share=1.0, memory=Memory(0, 0, 0, 0), sustained=operations)
 
 
-def flat_price(model: LayeredModel) -> Callable[[Part], Cost]:
+def flat_price(model: LayeredModel, **others: LayeredModel) -> Callable[[Part], Cost]:
     """A stand-in for a price: operations are the number of trained entries."""
     from fedpmt.submodel.part import size
 
-    shapes = model.structure.shapes
-    return lambda part: flat_cost(
-        sum(size(selection, shapes[name]) for name, selection in part.trained.items())
-    )
+    models = {GLOBAL: model, **others}
+
+    def price(part: Part) -> Cost:
+        shapes = models[part.model].structure.shapes
+        return flat_cost(
+            sum(size(selection, shapes[name]) for name, selection in part.resident().trained.items())
+        )
+
+    return price
 
 
 class Bench:
@@ -71,14 +76,23 @@ class Bench:
     def __init__(self, method: Method[Any, Any], module: nn.Module | None = None, **local: Any) -> None:
         self.method: Any = method  # each has functions of its own to be asked
         self.model = layered(module or small_net())
-        self.price = flat_price(self.model)
+        others = dict(method.prototypes(self.model, samples(2).inputs, Seeds(0)))
+        self.models = {GLOBAL: self.model, **others}
+        self.price = flat_price(self.model, **others)
+        self.public, self.validation = samples(12, seed=100), samples(8, seed=101)
         self.settings = LocalSettings(**{"epochs": 1, "batch": 4, "learning_rate": 0.1, **local})
+        prototypes = {name: Prototype(net.structure, net.initial()) for name, net in self.models.items()}
         self.state = method.init(
-            Setup({GLOBAL: Prototype(self.model.structure, self.model.initial())}, 8, self.price)
+            Setup(prototypes, 8, self.price, self.public, self.validation, batch=self.settings.batch)
         )
 
     def round(self, index: int) -> Round:
-        return Round(index, self.price, Seeds(0, index), cohort=tuple(range(4)))
+        server = Server(self.site, self.public, self.validation)
+        return Round(index, self.price, Seeds(0, index), cohort=tuple(range(4)), at_hand=server)
+
+    @property
+    def site(self) -> Site:
+        return Site({**self.models, GLOBAL: self.model}, CLASSIFICATION, self.settings, self.public)
 
     def client(self, device: int, budget: float = float("inf"), count: int = 8) -> Client:
         steps = self.settings.epochs * -(-count // self.settings.batch)
@@ -96,7 +110,6 @@ class Bench:
         """What a device answers, and what it keeps."""
         client = self.client(device, budget, count)
         task = self.method.assign(self.state, client, self.round(index))
-        site = Site({GLOBAL: self.model}, CLASSIFICATION, self.settings)
         seeds = Seeds(0, index)
         data = samples(count, seed=device)
         work = self.method.local()
@@ -104,7 +117,7 @@ class Bench:
             own = work.first(device, lambda purpose: Seeds(0)(purpose, device))
         return train(
             work,
-            site,
+            self.site,
             task,
             task.offer[0],
             own,

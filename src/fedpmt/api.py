@@ -53,6 +53,7 @@ def run(
     if (model is None) != (train is None) or (model is None) != (test is None):
         raise SettingError("model, train and test go together: give all three, or none for a paper task")
     chosen, given = _named(method, settings)
+    given = with_public(given, [type(chosen) if chosen is not None else given["method"]])
     if model is not None:
         given = {**given, "task": OWN_TASK, "data": OWN_DATA}
     resolved = settings_of(given)
@@ -82,6 +83,8 @@ def compare(
 ) -> list[RunRecord]:
     """Run several methods on the same data, fleet and seeds; arguments are those of `run`."""
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-"))
+    # What one method needs is held out for all: their devices hold the same data.
+    arguments = with_public(arguments, [one if isinstance(one, str) else type(one) for one in methods])
     runs = []
     for seed in seeds:
         for position, method in enumerate(methods):
@@ -123,9 +126,26 @@ def _under_budget(method: Method[Any, Any]) -> Method[Any, Any]:
     return dataclasses.replace(method, **changed)  # type: ignore[type-var]
 
 
+HELD_OUT = {"public": "holdout:0.1", "validation": 0.02}
+"""What is held out for methods that need it, where nothing is said."""
+
+
+def with_public(given: Mapping[str, Any], methods: Sequence[str | type[Method[Any, Any]]]) -> dict[str, Any]:
+    """Settings with the public and validation data that these methods need; what is said stays."""
+    filled = dict(given)
+    classes = [one if isinstance(one, type) else method_class(one) for one in methods]
+    if filled.get("public") is None and any(one.needs_public for one in classes):
+        filled["public"] = HELD_OUT["public"]
+    if filled.get("validation") is None and any(one.needs_validation for one in classes):
+        filled["validation"] = HELD_OUT["validation"]
+    return filled
+
+
 def settings_of(given: Mapping[str, Any]) -> Settings:
     """Resolve settings; a fleet file says how many devices there are, and is remembered by its content."""
     given = dict(given)
+    if str(given.get("method")) in METHODS:
+        given = with_public(given, [str(given["method"])])
     if given.get("fleet") is not None:
         from fedpmt.devices.fleet import read_fleet
 
@@ -180,6 +200,7 @@ def method_of(settings: Settings) -> Method[Any, Any]:
 def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None:
     """Refuse what can be known to be wrong before torch or data is loaded; a method may be given as a value."""
     from fedpmt.data.partition import check_spec
+    from fedpmt.data.public import check_public
     from fedpmt.devices.fleet import make_fleet
     from fedpmt.models.nets import net
 
@@ -188,7 +209,26 @@ def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None
         raise SettingError(
             f"splitting = 'device' is refused: {settings.method} needs speeds that the server does not know then"
         )
+    if used.fitted_net and settings.level_draw == "round":
+        raise SettingError(
+            f"level-draw = 'round' is refused: {settings.method} keeps a net on each device that fits its level "
+            "(allowed: fixed)"
+        )
+    if used.fitted_net and settings.speeds == "measured":
+        raise SettingError(
+            f"speeds = 'measured' is refused: {settings.method} keeps a net on each device that fits its stated speed "
+            "(allowed: stated)"
+        )
+    if settings.dp_clip is not None and used.needs_losses:
+        raise SettingError(
+            f"dp-clip = {settings.dp_clip:g} is refused: {settings.method} learns from losses, which would travel too"
+        )
     check_spec(settings.partition)
+    check_public(settings.public, settings.data)
+    if used.needs_public and settings.public == "none":
+        raise SettingError(
+            f"public = 'none' is refused: {settings.method} needs some (e.g. {HELD_OUT['public']})"
+        )
     fleet = make_fleet(settings)
     if settings.allowance is not None:
         settings.allowance.check_levels(str(settings.budget), len(fleet.level_speeds))
@@ -220,6 +260,8 @@ def paper_problem_of(settings: Settings) -> Problem:
         samples=settings.samples,
         data_dir=settings.data_dir,
         input_shape=net(settings.task).input_shape,
+        public=settings.public,
+        validation=settings.validation,
     )
     return paper_problem(settings, data)
 
@@ -249,6 +291,9 @@ def own_problem(
         partition_seed=settings.partition_seed,
         devices=settings.devices,
         samples=settings.samples,
+        data_dir=settings.data_dir,
+        public=settings.public,
+        validation=settings.validation,
     )
     example = placed(data.test.take(np.arange(2) % len(data.test))).inputs
     objective = Objective(loss or CLASSIFICATION.loss, metric or CLASSIFICATION.score)
@@ -322,8 +367,9 @@ def profile(settings: Settings, name: str = "this-machine", repeat: int = 5) -> 
     return measured(settings, problem, placed(problem.data.shard(0)), name, repeat)
 
 
+_UNFILLED = {"data": "synthetic", "partition": "iid", "public": "none", "validation": 0.0}
+
+
 def _unfilled_problem(settings: Settings) -> Problem:
     """A paper task on made-up samples: prices and times do not depend on what is learned."""
-    return paper_problem_of(
-        settings.model_copy(update={"data": "synthetic", "partition": "iid", "devices": 1})
-    )
+    return paper_problem_of(settings.model_copy(update={**_UNFILLED, "devices": 1}))

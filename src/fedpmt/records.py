@@ -29,7 +29,10 @@ CHECKPOINT, MODEL_FILE, DEVICES = "checkpoint.safetensors", "model.safetensors",
 EXECUTION = frozenset({"workers", "checkpoint_seconds", "data_dir"})
 """Settings that say how a run is computed, not what: they may differ when it is resumed."""
 
-Outcome = Literal["arrived", "late", "failed", "surplus"]
+Outcome = Literal["arrived", "late", "failed", "surplus", "refused"]
+Evaluated = Literal["global", "split", "personal"]
+"""What an accuracy is of: the server's model, a device's and the server's halves together, or a device's own;
+for the last two it is the mean over devices that took part."""
 
 
 class Record(BaseModel):
@@ -39,7 +42,7 @@ class Record(BaseModel):
 
 
 class DeviceRecord(Record):
-    """One device in one round. `late` and `failed` devices were asked but are not in the average."""
+    """One device in one round. Only those that `arrived` are in the average; the others were asked."""
 
     device: int
     level: int  # 1 is the slowest level
@@ -52,6 +55,7 @@ class DeviceRecord(Record):
     bytes_up: int = 0
     bytes_down: int = 0
     operations: float = 0.0
+    reason: str = ""  # why the reply of a real device did not count
     memory_bytes: int = 0  # at its peak
     used: float | None = (
         None  # of what the run's budget limits, in operations, seconds or bytes of this round
@@ -85,6 +89,7 @@ class RoundRecord(Record):
         None  # test accuracy, classes weighted as that level's devices hold them
     )
     accuracy_by_class: dict[str, float] | None = None
+    evaluates: Evaluated = "global"  # what the accuracy is of
     metrics: dict[str, float] = {}
 
 
@@ -102,13 +107,16 @@ class ResultRecord(Record):
     bytes_down: int
     operations: float
     weights_sha256: str
-    evaluates: Literal["global", "split", "personal"] = "global"
+    server_operations: float = 0.0
+    evaluates: Evaluated = "global"
     stopped: Literal["rounds", "target", "time-budget"] = "rounds"
     run: str = ""  # the folder
     data: str = ""
     partition: str = ""
     budget: str | None = None
     budget_action: Literal["device", "shared", "work", "none"] | None = None  # how it acted on the method
+    public_samples: int = 0  # unlabelled, no device's own
+    validation_samples: int = 0  # labelled, the server's own
 
 
 class RunRecord(Record):

@@ -28,15 +28,16 @@ class Defaults(BaseModel):
     batch: int
     lr: float  # η
     rounds: int  # T
+    train: int | None = Field(None, exclude=True)  # samples there are; None where that is not known here
 
 
-PAPER_MNIST = Defaults(devices=100, samples=300, cohort=8, batch=12, lr=0.01, rounds=500)
+PAPER_MNIST = Defaults(devices=100, samples=300, cohort=8, batch=12, lr=0.01, rounds=500, train=60_000)
 DEFAULTS = {
     # The paper's rates with a fifth of its samples would take thousands of rounds: these reach 90 % in about a hundred.
-    "embedded": Defaults(devices=50, samples=80, cohort=10, batch=10, lr=0.05, rounds=100),
+    "embedded": Defaults(devices=50, samples=80, cohort=10, batch=10, lr=0.05, rounds=100, train=4_000),
     "mnist": PAPER_MNIST,
     "fashion-mnist": PAPER_MNIST,
-    "cifar10": Defaults(devices=100, samples=500, cohort=10, batch=20, lr=0.05, rounds=400),
+    "cifar10": Defaults(devices=100, samples=500, cohort=10, batch=20, lr=0.05, rounds=400, train=50_000),
     "synthetic": Defaults(devices=100, samples=100, cohort=10, batch=10, lr=0.01, rounds=100),
     "arrays": Defaults(devices=50, samples=80, cohort=10, batch=10, lr=0.05, rounds=100),
 }
@@ -61,6 +62,17 @@ class Settings(BaseModel):
     partition: str = Field("iid", description="iid, classes:N, dirichlet:ALPHA or iid:replace")
     partition_seed: int = Field(
         0, ge=0, description="fixes the split and the fleet, apart from the run's seed"
+    )
+    public: str = Field(
+        "none",
+        description="unlabelled data that everybody has and no device owns: none, holdout:SHARE of the training set, "
+        "another data set as NAME or NAME:N, or generated:N; methods that need some hold out a tenth",
+    )
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the training set that the server alone has, with labels; methods that need some: 0.02",
     )
     devices: int = Field(0, ge=1, description="size of the fleet |K|")
     samples: int = Field(0, ge=1, description="samples per device |D_k|")
@@ -109,6 +121,13 @@ class Settings(BaseModel):
     splitting: Literal["server", "device"] = Field(
         "server", description="who chooses the width: Option I or Option II"
     )
+    speeds: Literal["stated", "measured"] = Field(
+        "stated", description="speeds that widths are fitted to: the fleet's, or fitted to measured seconds"
+    )
+    speed_weight: float = Field(0.5, gt=0, le=1, description="weight of the newest measurement of a speed")
+    drift: str = Field(
+        "", description="FACTOR,ROUNDS: speeds swing between 1/FACTOR and FACTOR times what is stated"
+    )
     epochs: int = Field(1, ge=1, description="local epochs E")
     batch: int = Field(0, ge=1, description="batch size")
     lr: float = Field(0.0, ge=0, description="learning rate")
@@ -117,9 +136,24 @@ class Settings(BaseModel):
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="local momentum")
     weight_decay: float = Field(0.0, ge=0, description="local weight decay")
+    dp_clip: float | None = Field(
+        None,
+        gt=0,
+        description="differential privacy on the device: clip each device's whole update to this norm",
+    )
+    dp_noise: float = Field(1.0, ge=0, description="standard deviation of the noise, in units of the clip")
+    dp_delta: float = Field(1e-5, gt=0, lt=1, description="delta at which epsilon is stated")
     rounds: int = Field(0, ge=1, description="global rounds T")
     seed: int = Field(0, ge=0, description="seed of everything but the split and the fleet")
     workers: int = Field(0, ge=0, description="devices trained at a time; 0: one per core")
+    server_cap: float | None = Field(
+        2.0,
+        gt=0,
+        description="the server's operations per round, at most this many times its devices'; none: no limit",
+    )
+    server_speed: float | None = Field(
+        None, gt=0, description="the server's speed, as devices' are; none: its work takes no virtual time"
+    )
     executor: Literal["auto", "plain"] = Field(
         "auto",
         description="auto: the fastest that the model allows; plain: one device after another, by autograd",
@@ -151,12 +185,26 @@ class Settings(BaseModel):
         if given.get("splitting") == "device":
             given.setdefault("sampling", "uniform")
         filled = {**defaults.model_dump(), **given}
+        if "samples" not in given and defaults.train is not None:
+            # What is held out is no device's: each has a little less.
+            held = held_out(str(given.get("public", "none")), given.get("validation", 0.0), defaults.train)
+            filled["samples"] = min(defaults.samples, (defaults.train - sum(held)) // defaults.devices)
         if "cohort" not in given and str(filled["devices"]).isdigit():
             filled["cohort"] = min(filled["cohort"], int(filled["devices"]))
         return filled
 
     @field_validator(
-        "deadline", "full_seconds", "lr", "weight_decay", "time_budget", "over_select", "checkpoint_seconds"
+        "deadline",
+        "full_seconds",
+        "dp_clip",
+        "dp_noise",
+        "lr",
+        "weight_decay",
+        "time_budget",
+        "over_select",
+        "checkpoint_seconds",
+        "server_cap",
+        "server_speed",
     )
     @classmethod
     def _finite(cls, value: float | None) -> float | None:
@@ -177,8 +225,31 @@ class Settings(BaseModel):
             parse_budget(value)
         return value
 
+    @field_validator("server_cap", "server_speed", mode="before")
+    @classmethod
+    def _may_be_none(cls, value: object) -> object:
+        return None if value == "none" else value
+
+    @field_validator("public")
+    @classmethod
+    def _public_parses(cls, value: str) -> str:
+        parse_public(value)
+        return value
+
+    @field_validator("drift")
+    @classmethod
+    def _drift_parses(cls, value: str) -> str:
+        parse_drift(value)
+        return value
+
     @model_validator(mode="after")
     def _agree(self) -> Settings:
+        held_out(self.public, self.validation, 1)
+        if self.speeds == "measured" and (self.assign == "level" or self.splitting == "device"):
+            raise SettingError(
+                "speeds = 'measured' needs a server that fits widths to speeds: "
+                "assign = 'deadline' and splitting = 'server'"
+            )
         if self.cohort > self.devices:
             raise SettingError(f"cohort = {self.cohort} is more than the fleet (devices = {self.devices})")
         if self.budget is not None and self.mode != "exact":
@@ -258,6 +329,73 @@ def parse_schedule(text: str) -> tuple[str, tuple[float, ...]]:
             "write constant, inverse:LAMBDA or step:EVERY,FACTOR with positive numbers"
         )
     return name, numbers
+
+
+PUBLIC = ("none", "holdout:SHARE", "generated:N", *(f"{name}:N" for name in ("embedded", "mnist", "cifar10")))
+
+
+def parse_public(text: str) -> tuple[str, float]:
+    """Where public data comes from, and how much: a share for `holdout`, else a number of samples, 0 for all.
+
+    >>> parse_public("holdout:0.1"), parse_public("mnist:2000"), parse_public("mnist")
+    (('holdout', 0.1), ('mnist', 2000.0), ('mnist', 0.0))
+    """
+    name, colon, argument = text.partition(":")
+    if name not in ("none", "holdout", "generated", *DATA[:-1]):
+        raise SettingError.unknown("public", text, PUBLIC)
+    try:
+        number = float(argument) if colon else 0.0
+    except ValueError:
+        number = math.nan
+    if name == "holdout":
+        if not 0 < number < 1:
+            raise SettingError(
+                f"public = '{text}' is refused: write holdout:SHARE with a share between 0 and 1"
+            )
+        return name, number
+    if name == "none" and colon:
+        raise SettingError(f"public = '{text}' is refused: none takes no number")
+    if not number.is_integer() or number < (1 if colon or name == "generated" else 0):
+        raise SettingError(
+            f"public = '{text}' is refused: write {name}:N with a whole number N of at least 1"
+        )
+    return name, number
+
+
+def held_out(public: str, validation: Any, total: int) -> tuple[int, int]:
+    """How many of `total` samples are held out: without labels for everybody, with labels for the server.
+
+    >>> held_out("holdout:0.1", 0.02, 4000)
+    (400, 80)
+    """
+    kind, number = parse_public(public)
+    try:
+        labelled = float(validation)
+    except (TypeError, ValueError):
+        labelled = math.nan
+    if not 0 <= labelled < 1:
+        labelled = 0.0  # refused by the schema, which names it
+    shares = (number if kind == "holdout" else 0.0, labelled)
+    if sum(shares) >= 1:
+        raise SettingError(
+            f"public = '{public}' and validation = '{validation}' are refused: they leave nothing for the devices"
+        )
+    return round(shares[0] * total), round(shares[1] * total)
+
+
+def parse_drift(text: str) -> tuple[float, float] | None:
+    """How far speeds swing, and over how many rounds; None where they stay.
+
+    >>> parse_drift("2,50")
+    (2.0, 50.0)
+    """
+    if not text:
+        return None
+    numbers = text.split(",")
+    factor, rounds = (parse_number("drift", numbers[0]), parse_number("drift", numbers[-1]))
+    if len(numbers) != 2 or factor < 1:
+        raise SettingError(f"drift = '{text}' is refused: write FACTOR,ROUNDS with a factor of at least 1")
+    return factor, rounds
 
 
 def parse_number(key: str, text: str) -> float:

@@ -18,11 +18,11 @@ from fedpmt.methods.registry import METHODS
 from fedpmt.simulation import executors
 
 RUN_FLAGS = (
-    "--method --task --data --data-dir --partition --partition-seed --devices --samples --cohort --sampling "
-    "--levels --level-draw --fleet --availability --failure --over-select --assign --deadline --full-seconds "
-    "--mode --prefix --widths --splitting --epochs --batch --lr --schedule --momentum --weight-decay --rounds "
-    "--seed --workers --executor --eval-every --target --time-budget --checkpoint-seconds --set --out --resume "
-    "--dry-run --json --config"
+    "--method --task --data --data-dir --partition --partition-seed --public --validation --devices --samples "
+    "--cohort --sampling --levels --level-draw --fleet --availability --failure --over-select --assign "
+    "--deadline --full-seconds --mode --prefix --widths --splitting --server-cap --server-speed --epochs "
+    "--batch --lr --schedule --momentum --weight-decay --rounds --seed --workers --executor --eval-every "
+    "--target --time-budget --checkpoint-seconds --set --out --resume --dry-run --json --config"
 )
 NOT_OF_COMPARE = {"--method", "--seed", "--dry-run"}
 FLAGS = {

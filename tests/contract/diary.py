@@ -17,7 +17,7 @@ from fedpmt import api
 from fedpmt.methods.averaging import Averaged
 from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
 from fedpmt.submodel.depth import widths
-from fedpmt.submodel.part import GLOBAL, Part
+from fedpmt.submodel.part import GLOBAL, Part, Shapes
 from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL, Examples, Tensors
@@ -75,8 +75,8 @@ class DiaryWork(LocalWork[Diary]):
         tensors = {**outcome.tensors, DRIFT: {DRIFT: drift}}
         return replace(outcome, tensors=tensors, scalars={"rounds": kept.rounds}), kept
 
-    def upload_bytes(self, part: Part, structure: Structure) -> int:
-        return super().upload_bytes(part, structure) + 4 * CLASSES
+    def upload(self, part: Part, structure: Structure) -> dict[str, Shapes]:
+        return {**super().upload(part, structure), DRIFT: {DRIFT: (CLASSES,)}}
 
     def evaluate(self, site: Site, shared: Tensors, own: Diary | None, data: Examples) -> Tensor:
         assert own is not None

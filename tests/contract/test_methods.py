@@ -25,15 +25,30 @@ if TYPE_CHECKING:
     from fedpmt.records import RoundRecord
 
 SHARED = {"widths": None, "splitting": "server"}
-SLOW = {"fjord": 24}
+SLOW = {"fjord": 24, "comet": 60, "fedgkt": 6}
 """Rounds that a method needs to get off the ground, where narrow nets learn little at first."""
+ALONE = ("comet",)
+"""Methods whose devices learn by themselves, a few steps each time they are asked: that takes a minute."""
 BUDGETS = [200.0, 400.0, float("inf"), float("inf")]
-TRAIN_EVERYTHING = ("fedavg", "fedprox", "scaffold", "slimfl", "prunefl")
+TRAIN_EVERYTHING = ("fedavg", "fedprox", "scaffold", "slimfl", "prunefl", "fedgen")
 """Methods in which every device trains all of the model, however weak it is."""
 
+NO_MODEL = ("comet",)
+"""Methods whose server has no model at all."""
 
-def method(name: str) -> Any:
-    return create(name, {}, SHARED)
+IDLE: dict[str, dict[str, Any]] = {"feddf": {"steps": 0}, "fedgkt": {"epochs": 0}}
+"""What keeps the server of a method from learning anything by itself."""
+
+NO_FEDAVG = ("comet", "fedgkt")
+"""Methods that average no weights, and so are FedAvg under no settings; their own tests have their reductions."""
+
+
+QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 20}}
+"""What spares time where a server without a cap would work for long."""
+
+
+def method(name: str, **options: Any) -> Any:
+    return create(name, {**QUICK.get(name, {}), **options}, SHARED)
 
 
 def replies(bench: Bench, index: int = 0) -> list[Any]:
@@ -124,7 +139,7 @@ def test_arrival_order_does_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_entries_that_nobody_trained_keep_their_bits(name: str) -> None:
-    bench = Bench(method(name))
+    bench = Bench(method(name, **IDLE.get(name, {})))
     arrived = [bench.reply(device, 0, 60.0) for device in range(2)]
     step = bench.method.aggregate(bench.state, arrived, bench.round(0))
     untouched = 0
@@ -136,31 +151,47 @@ def test_entries_that_nobody_trained_keep_their_bits(name: str) -> None:
         outside = cover == 0
         untouched += int(outside.sum())
         assert torch.equal(step.state.tensors[key][outside], before[outside])
-    assert untouched > 0 or name in TRAIN_EVERYTHING
+    assert untouched > 0 or name in TRAIN_EVERYTHING + NO_MODEL
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_training_leaves_the_model_as_it_was(name: str) -> None:
-    bench = Bench(method(name), learning_rate=0.0)
+    bench = Bench(method(name, **IDLE.get(name, {})), learning_rate=0.0)
     step = bench.method.aggregate(bench.state, replies(bench), bench.round(0))
     assert all(torch.equal(step.state.tensors[key], tensor) for key, tensor in bench.state.tensors.items())
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_bytes_on_the_wire_are_those_accounted_for(name: str) -> None:
+    """In the first round, and in the second, when the server may have more to say."""
     bench = Bench(method(name))
-    for device, budget in enumerate(BUDGETS):
-        reply = bench.reply(device, 0, budget)
-        assert payload_bytes(reply.tensors) == bench.method.local().upload_bytes(
-            reply.part, bench.model.structure
-        )
-        task = bench.method.assign(bench.state, bench.client(device, budget), bench.round(0))
-        assert set(task.tensors[MODEL]) == set(task.offer[0].sent)
-        work = bench.method.local()
-        assert payload_bytes(task.tensors) == work.download_bytes(task.offer[0], bench.model.structure)
+    work = bench.method.local()
+    kept: dict[int, Any] = {}
+    for index in range(2):
+        arrived = []
+        for device, budget in enumerate(BUDGETS):
+            task = bench.method.assign(bench.state, bench.client(device, budget), bench.round(index))
+            structure = bench.models[task.offer[0].model].structure
+            assert set(task.tensors[MODEL]) == set(task.offer[0].sent)
+            assert payload_bytes(task.tensors) == work.download_bytes(task.offer[0], structure)
+            reply, kept[device] = bench.work(device, index, budget, own=kept.get(device))
+            sent = {
+                group: {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+                for group, tensors in reply.tensors.items()
+            }
+            assert sent == work.upload(reply.part, structure)
+            assert payload_bytes(reply.tensors) == work.upload_bytes(reply.part, structure)
+            assert set(reply.metrics) == set(work.measures)
+            arrived.append(reply)
+        bench.state = bench.method.aggregate(bench.state, arrived, bench.round(index)).state
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NO_FEDAVG)
+def test_without_a_reduction_to_fedavg_there_are_no_neutral_settings(name: str) -> None:
+    assert method(name).neutral() is None
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in NO_FEDAVG])
 def test_neutral_and_capable_is_fedavg_bit_for_bit(name: str) -> None:
     neutral = method(name).neutral()
     assert neutral is not None
@@ -227,7 +258,9 @@ def test_resumed_after_an_interrupt_and_a_kill_it_has_the_same_bits(name: str, t
     assert whole == parts
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALONE else name for name in METHODS]
+)
 def test_runs_with_no_other_setting_and_learns(name: str) -> None:
     run = api.run(name, rounds=SLOW.get(name, 12), eval_every=4)
     assert run.result is not None

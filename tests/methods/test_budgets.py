@@ -50,6 +50,9 @@ ACTIONS = {
     **dict.fromkeys(("fedavg", "scaffold", "slimfl"), dict.fromkeys(RESOURCES, "none")),
     "fedprox": {**dict.fromkeys(RESOURCES, "none"), "operations": "work", "time": "work"},
     "prunefl": {**dict.fromkeys(RESOURCES, "shared"), "memory": "none"},
+    "feddf": dict.fromkeys(RESOURCES, "device"),
+    "comet": {**dict.fromkeys(RESOURCES, "device"), "bytes": "none", "upload": "none"},
+    **dict.fromkeys(("fedgkt", "fedgen"), dict.fromkeys(RESOURCES, "none")),
 }
 LEVELS = 4
 ROUND = 3

@@ -17,7 +17,16 @@ from fedpmt.settings import Settings, read_toml
 from fedpmt.types import SettingError
 
 GROUPS = {
-    "What is learned": ("method", "task", "data", "data_dir", "partition", "partition_seed"),
+    "What is learned": (
+        "method",
+        "task",
+        "data",
+        "data_dir",
+        "partition",
+        "partition_seed",
+        "public",
+        "validation",
+    ),
     "The fleet": (
         "devices",
         "samples",
@@ -25,6 +34,7 @@ GROUPS = {
         "sampling",
         "levels",
         "level_draw",
+        "drift",
         "fleet",
         "availability",
         "failure",
@@ -39,9 +49,14 @@ GROUPS = {
         "prefix",
         "widths",
         "splitting",
+        "server_cap",
+        "server_speed",
+        "speeds",
+        "speed_weight",
         "options",
     ),
     "Training": ("epochs", "batch", "lr", "schedule", "momentum", "weight_decay", "rounds", "seed"),
+    "Privacy": ("dp_clip", "dp_noise", "dp_delta"),
     "The run": ("workers", "executor", "device", "eval_every", "target", "time_budget", "checkpoint_seconds"),
 }
 PANELS = {name: panel for panel, names in GROUPS.items() for name in names}

@@ -11,7 +11,7 @@ import click
 import typer
 
 from fedpmt import __version__
-from fedpmt.cli import data, prices, report, reproduce, runs
+from fedpmt.cli import data, deploy, prices, report, reproduce, runs
 from fedpmt.cli.interrupt import interruptible
 from fedpmt.cli.show import say
 from fedpmt.types import SettingError
@@ -35,6 +35,7 @@ app.command()(runs.methods)
 app.add_typer(data.app, name="data")
 app.command()(report.report)
 app.command()(reproduce.reproduce)
+app.command()(deploy.deploy)
 
 
 def _version(wanted: bool) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     pass
 
 ALL = "all"
-NAMES = ("complexity", "accuracy", "completion-time", "studies", "convergence", "rivals")
+NAMES = ("complexity", "comparison", "accuracy", "completion-time", "studies", "convergence", "rivals")
 
 
 def reproduce(

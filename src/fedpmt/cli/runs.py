@@ -55,7 +55,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one method on a fleet of unequal devices. Without flags: FedPMT on embedded MNIST."""
-    settings = _settings(given, out, resume=resume)
+    settings = settings_for(given, out, resume=resume)
     if dry_run:
         _predict(settings, as_json=as_json)
         return
@@ -83,8 +83,9 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run several methods on the same data, fleet, budgets and seeds, and compare them."""
+    given = api.with_public(given, methods)
     plans = [
-        _settings({**given, "method": method, "seed": seed}, None, resume=False, others=methods)
+        settings_for({**given, "method": method, "seed": seed}, None, resume=False, others=methods)
         for seed in parse_seeds(seeds)
         for method in methods
     ]
@@ -160,7 +161,7 @@ def methods(as_json: Json = False) -> None:
     )
 
 
-def _settings(
+def settings_for(
     given: dict[str, Any], out: Path | None, *, resume: bool, others: list[str] | None = None
 ) -> Settings:
     """What was typed, over the stored settings of the run that is resumed."""

@@ -57,6 +57,11 @@ class Cost:
         return self.prefix + self.forward + self.error + self.gradient + self.update
 
     @property
+    def inference(self) -> float:
+        """One batch forward and no more."""
+        return self.prefix + self.forward
+
+    @property
     def memory_bytes(self) -> int:
         """Peak training memory."""
         return self.memory.total

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -25,6 +26,8 @@ from fedpmt.submodel.part import WHOLE, Whole, local_shape, size
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fedpmt.complexity.measure import Measurement
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.nets import Net
@@ -41,7 +44,8 @@ class Price:
     """Prices parts of one model for batches of `batch` samples; parts of equal sizes are measured once.
 
     `samples` is the usual |D_k|, the unit of `load`. `cached` says that training keeps the outputs of
-    frozen layers for a whole round; a model that cannot be run in halves never does.
+    frozen layers for a whole round; a model that cannot be run in halves never does. `others` are nets that some
+    devices have instead, by the name that parts call them; shares are of this one.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Price:
         example: Arrays,
         net: Net | None = None,
         epochs: int = 1,
+        others: Mapping[str, LayeredModel] | None = None,
     ) -> None:
         if mode not in MODES:
             raise SettingError.unknown("mode", mode, MODES)
@@ -71,12 +76,36 @@ class Price:
         self._inputs = two_samples(example)
         self._costs: dict[Key, Cost] = {}
         self._measured: dict[Key, Measurement] = {}
-        everything = depth.full(self.structure)
-        self._full_operations = self._price(everything).operations
-        self.full = self(everything)
+        self._others: dict[str, Price] = {}
+        for name, other in (others or {}).items():
+            if mode == "paper":
+                raise SettingError(f"mode = 'paper' has no price for the net '{name}'; use mode = 'exact'")
+            self._others[name] = Price(
+                other,
+                mode=mode,
+                batch=batch,
+                samples=samples,
+                cached=cached,
+                momentum=momentum,
+                example=example,
+                epochs=epochs,
+            )
+
+    @cached_property
+    def _full_operations(self) -> float:
+        return self._price(depth.full(self.structure)).operations
+
+    @cached_property
+    def full(self) -> Cost:
+        """The price of the full model; found when it is first asked for, since a device that is told may never ask."""
+        return self(depth.full(self.structure))
 
     def __call__(self, part: Part) -> Cost:
-        """The price of one batch."""
+        """The price of one batch, of whichever net it is a part of; what a device keeps costs as if it were sent."""
+        if part.model in self._others:
+            cost = self._others[part.model](part)
+            return replace(cost, share=self._share(cost))
+        part = part.resident()
         key = self._key(part)
         if key not in self._costs:
             cost = self._price(part)

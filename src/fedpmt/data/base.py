@@ -19,6 +19,8 @@ class FederatedData(ABC):
     classes: int | None  # None: regression
     devices: int  # |K|
     test: Examples
+    public: Examples | None = None  # unlabelled, no device's own; every target is NO_LABEL
+    validation: Examples | None = None  # labelled, the server's own
 
     @property
     def input_shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:

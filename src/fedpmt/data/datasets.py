@@ -24,6 +24,7 @@ _FASHION = ((0.2860,), (0.3530,))
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 """Mean and standard deviation of each channel over the training images, in units of the largest byte."""
 
+_MOMENTS = {"embedded": _MNIST, "mnist": _MNIST, "fashion-mnist": _FASHION}
 _IMAGE_CLASSES = 10
 
 
@@ -37,10 +38,14 @@ class Dataset:
     classes: int | None  # None: regression
 
 
-def load(name: str, data_dir: Path | None) -> Dataset:
-    """One of the image sets; inputs are float32 of shape (N, channels, height, width)."""
+def load(name: str, data_dir: Path | None, *, like: str | None = None) -> Dataset:
+    """One of the image sets; inputs are float32 of shape (N, channels, height, width).
+
+    Standardised by its own mean and deviation, or `like` another grey set, whose net is to see them.
+    """
+    moments = _MOMENTS.get(like or name, _MOMENTS.get(name, _MNIST))
     if name == "embedded":
-        return _grey(name, embedded.read(), _MNIST)
+        return _grey(name, embedded.read(), moments)
     if name not in FILES:
         raise SettingError.unknown("data", name, ["embedded", *FILES])
     folder = data_folder(data_dir)
@@ -49,7 +54,7 @@ def load(name: str, data_dir: Path | None) -> Dataset:
     place = find(name, folder)
     if place is None:
         raise SettingError(f"data = '{name}' is not in {folder}; run `fedpmt data get {name}`")
-    return _grey(name, idx.read(name, place), _MNIST if name == "mnist" else _FASHION)
+    return _grey(name, idx.read(name, place), moments)
 
 
 def _grey(name: str, raw: tuple[np.ndarray, ...], moments: tuple[tuple[float, ...], ...]) -> Dataset:

@@ -12,7 +12,9 @@ from fedpmt.data import synthetic
 from fedpmt.data.base import FederatedData, count_labels
 from fedpmt.data.datasets import load
 from fedpmt.data.folders import NAMES
+from fedpmt.data.partition import Subset
 from fedpmt.data.partition import partition as split
+from fedpmt.data.public import hold_out, public_data
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -28,11 +30,18 @@ __all__ = ["FederatedData", "PartitionedData", "federate", "federate_dataset"]
 class PartitionedData(FederatedData):
     """A data set of arrays, of which each device holds the rows that a partition gives it."""
 
-    def __init__(self, dataset: Dataset, partition: Partition) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        partition: Partition,
+        public: Examples | None = None,
+        validation: Examples | None = None,
+    ) -> None:
         self.name = dataset.name
         self.classes = dataset.classes
         self.devices = partition.devices
         self.test = dataset.test
+        self.public, self.validation = public, validation
         self._train, self._partition = dataset.train, partition
 
     def samples(self, device: int) -> int:
@@ -69,8 +78,13 @@ def federate(
     samples: int,
     data_dir: Path | None,
     input_shape: tuple[int, ...] | None = None,
+    public: str = "none",
+    validation: float = 0.0,
 ) -> FederatedData:
-    """A named data set, spread over a fleet; inputs take the shape asked for where their size allows it."""
+    """A named data set, spread over a fleet; inputs take the shape asked for where their size allows it.
+
+    `public` and `validation` say what is kept from the devices, or comes from elsewhere, as in `Settings`.
+    """
     if name.partition(":")[0] == "synthetic":
         alpha, beta = synthetic.parse(name)
         if partition != "iid":
@@ -87,6 +101,8 @@ def federate(
             devices=devices,
             samples=samples,
             input_shape=input_shape,
+            public=public,
+            validation=validation,
         )
     if name not in NAMES:
         raise SettingError.unknown("data", name, [*NAMES, "synthetic:ALPHA,BETA"])
@@ -94,17 +110,44 @@ def federate(
     if input_shape is not None:
         dataset = _reshaped(dataset, tuple(input_shape))
     return federate_dataset(
-        dataset, partition=partition, partition_seed=partition_seed, devices=devices, samples=samples
+        dataset,
+        partition=partition,
+        partition_seed=partition_seed,
+        devices=devices,
+        samples=samples,
+        data_dir=data_dir,
+        public=public,
+        validation=validation,
     )
 
 
 def federate_dataset(
-    dataset: Dataset, *, partition: str, partition_seed: int, devices: int, samples: int
+    dataset: Dataset,
+    *,
+    partition: str,
+    partition_seed: int,
+    devices: int,
+    samples: int,
+    data_dir: Path | None = None,
+    public: str = "none",
+    validation: float = 0.0,
 ) -> FederatedData:
-    """A data set of arrays, spread over a fleet."""
+    """A data set of arrays, spread over a fleet but for what is held out."""
     targets = dataset.train.targets if isinstance(dataset.train.targets, np.ndarray) else None
-    drawn = split(partition, targets, devices, samples, partition_seed, total=len(dataset.train))
-    return PartitionedData(dataset, drawn)
+    total = len(dataset.train)
+    rows = hold_out(public, validation, total, partition_seed)
+    if rows is not None:
+        targets = None if targets is None else targets[rows.kept]
+        total = len(rows.kept)
+    drawn = split(partition, targets, devices, samples, partition_seed, total=total)
+    if rows is not None:
+        drawn = Subset(drawn, rows.kept)
+    return PartitionedData(
+        dataset,
+        drawn,
+        public_data(public, dataset, rows, data_dir, partition_seed),
+        dataset.train.take(rows.validation) if rows is not None and len(rows.validation) else None,
+    )
 
 
 def _reshaped(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:

@@ -66,6 +66,19 @@ class Replaced(Partition):
         return generator(self.seed, "partition/replace", None, device).integers(self.total, size=self.samples)
 
 
+class Subset(Partition):
+    """A split of some positions of the training set; the others are no device's."""
+
+    def __init__(self, inner: Partition, positions: np.ndarray) -> None:
+        self.devices, self.samples = inner.devices, inner.samples
+        self._inner, self._positions = inner, positions
+
+    def indices(self, device: int) -> np.ndarray:
+        """Positions in the whole training set of this device's samples."""
+        found: np.ndarray = self._positions[self._inner.indices(device)]
+        return found
+
+
 def _check_device(device: int, devices: int) -> None:
     if not 0 <= device < devices:
         raise IndexError(f"device {device} is not one of the {devices} devices")

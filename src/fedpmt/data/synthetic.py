@@ -16,13 +16,16 @@ from typing import Final
 import numpy as np
 
 from fedpmt.data.base import FederatedData, count_labels
+from fedpmt.data.public import noise, unlabelled
 from fedpmt.seeds import generator
+from fedpmt.settings import held_out, parse_public
 from fedpmt.types import Examples, SettingError
 
 CLASSES: Final = 10
 INPUT_SHAPE: Final = (60,)
 _TEST_SAMPLES: Final = 1_000
 _TEST_DEVICES: Final = 100
+_HELD_OUT: Final = 10_000
 
 
 def parse(name: str) -> tuple[float, float]:
@@ -58,12 +61,27 @@ class SyntheticData(FederatedData):
         devices: int,
         samples: int,
         input_shape: tuple[int, ...] | None = None,
+        public: str = "none",
+        validation: float = 0.0,
     ) -> None:
         self.name = f"synthetic:{alpha:g},{beta:g}"
         self.devices = devices
         self._alpha, self._beta, self._seed, self._samples = alpha, beta, seed, samples
         self._shape = INPUT_SHAPE if input_shape is None else tuple(input_shape)
-        self.test = self._draw_test()
+        self.test = self._fresh(_TEST_SAMPLES, "synthetic/test")
+        kind, number = parse_public(public)
+        # Nothing is taken from the devices: fresh samples, as many as that share of all would be, up to a limit.
+        counts = [min(_HELD_OUT, count) for count in held_out(public, validation, devices * samples)]
+        if kind == "holdout" and counts[0]:
+            self.public = unlabelled(self._fresh(counts[0], "synthetic/public"))
+        elif kind == "generated":
+            self.public = noise(int(number), self.test.inputs, seed)
+        elif kind != "none":
+            raise SettingError(
+                f"public = '{public}' is refused: data = '{self.name}' goes with holdout:SHARE or generated:N"
+            )
+        if counts[1]:
+            self.validation = self._fresh(counts[1], "synthetic/validation")
 
     def samples(self, device: int) -> int:
         """How many samples the device holds, |D_k|."""
@@ -84,16 +102,16 @@ class SyntheticData(FederatedData):
         if not 0 <= device < self.devices:
             raise IndexError(f"device {device} is not one of the {self.devices} devices")
 
-    def _draw_test(self) -> Examples:
+    def _fresh(self, count: int, purpose: str) -> Examples:
         """Fresh samples of devices spread evenly over the fleet, as many of each."""
         asked = min(self.devices, _TEST_DEVICES)
-        each, extra = divmod(_TEST_SAMPLES, asked)
+        each, extra = divmod(count, asked)
         draws = [
-            self._draw(position * self.devices // asked, each + (position < extra), "synthetic/test")
+            self._draw(position * self.devices // asked, each + (position < extra), purpose)
             for position in range(asked)
         ]
         inputs, targets = (np.concatenate(parts) for parts in zip(*draws, strict=True))
-        return Examples(inputs, targets, np.arange(_TEST_SAMPLES))
+        return Examples(inputs, targets, np.arange(count))
 
     def _draw(self, device: int, count: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
         size = math.prod(self._shape)

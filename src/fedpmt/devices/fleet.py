@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, overload
@@ -113,6 +113,17 @@ class Fleet:
         return Kinds(self, order[starts], np.diff(np.append(starts, len(self))))
 
 
+def drifted(device: Device, drift: tuple[float, float], round_index: int, seed: int) -> Device:
+    """A device as it really is in a round: its speed swings slowly around the stated one, each in its own time.
+
+    κ_k(t) = κ_k F^{sin 2π (t / P + φ_k)}
+    """
+    factor, rounds = drift
+    phase = float(generator(seed, "drift", device=device.id).random())
+    swing = math.sin(2 * math.pi * (round_index / rounds + phase))
+    return replace(device, speed=device.speed * factor**swing)
+
+
 class Kinds(Sequence[tuple[Device, int]]):
     """Kinds of devices: objects are made when they are looked at, for there may be a million of them."""
 
@@ -204,10 +215,10 @@ def _drawn(
     fastest = speeds.max()
     if not math.isfinite(fastest) or speeds.min() / fastest < SLOWEST:
         raise SettingError(f"levels = '{spec}' is refused: it draws speeds too far apart for a clock")
-    return _grouped(speeds / fastest, availabilities=availabilities)
+    return grouped(speeds / fastest, availabilities=availabilities)
 
 
-def _grouped(speeds: np.ndarray, **columns: np.ndarray | tuple[str, ...] | None) -> Fleet:
+def grouped(speeds: np.ndarray, **columns: np.ndarray | tuple[str, ...] | None) -> Fleet:
     """Find the levels of measured speeds: the distinct speeds when they are few, else quantiles."""
     distinct = np.unique(speeds)
     if len(distinct) <= 2 * QUANTILE_LEVELS:
@@ -251,7 +262,7 @@ def read_fleet(path: Path, availability: float = 1.0) -> Fleet:
     names = tuple(
         row.get("name") or "" for (_, row), count in zip(rows, counts, strict=True) for _ in range(count)
     )
-    return _grouped(
+    return grouped(
         speeds,
         uplinks=columns["uplink_mbps"],
         downlinks=columns["downlink_mbps"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedpmt.experiments.accuracy import ACCURACY
+from fedpmt.experiments.comparison import COMPARISON
 from fedpmt.experiments.completion_time import COMPLETION_TIME
 from fedpmt.experiments.complexity import COMPLEXITY
 from fedpmt.experiments.paper import Experiment
@@ -27,6 +28,7 @@ EXPERIMENTS = {
     one.name: one
     for one in (
         COMPLEXITY,
+        COMPARISON,
         ACCURACY,
         COMPLETION_TIME,
         STUDIES_EXPERIMENT,

@@ -7,10 +7,14 @@ simulator and on real devices.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+
+from fedpmt.seeds import Seeds
 
 if TYPE_CHECKING:
     from typing import Self
@@ -20,11 +24,13 @@ if TYPE_CHECKING:
     from fedpmt.allowance import Resource
     from fedpmt.complexity.budget import Budget
     from fedpmt.complexity.cost import Cost
+    from fedpmt.models.layered import LayeredModel
     from fedpmt.models.structure import Structure
+    from fedpmt.records import Evaluated
     from fedpmt.submodel.part import Part
-    from fedpmt.training.local import LocalWork
+    from fedpmt.training.local import LocalWork, Site
     from fedpmt.training.messages import Client, Reply, Task
-    from fedpmt.types import Examples, Tensors
+    from fedpmt.types import Arrays, Examples, Tensors
 
 S = TypeVar("S")
 D = TypeVar("D")
@@ -51,6 +57,28 @@ class Setup:
     public: Examples | None = None  # unlabelled data, for methods that need some
     validation: Examples | None = None
     weakest: Budget | None = None  # what the weakest device can afford; None where the server cannot know
+    batch: int = 1  # n^x, what prices are per
+    rng: Seeds = field(default_factory=lambda: Seeds(0))  # one generator per purpose
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server has at hand for work of its own while it aggregates."""
+
+    site: Site  # forward passes of all nets in play, the batch size
+    public: Examples | None = None
+    validation: Examples | None = None
+    budget: float = math.inf  # operations that it may spend on this round
+
+    def affordable(self, operations: Callable[[int], float], wanted: int) -> int:
+        """The most steps, up to those wanted, whose operations are within the budget; these grow with the steps.
+
+        >>> Server(None, budget=25).affordable(lambda steps: 5 + 10 * steps, wanted=100)
+        2
+        """
+        if operations(wanted) <= self.budget:
+            return wanted
+        return max(0, bisect_right(range(wanted + 1), self.budget, key=operations) - 1)
 
 
 @dataclass(frozen=True)
@@ -61,10 +89,18 @@ class Round:
     price: PriceOf
     generator: Callable[[str, int | None], np.random.Generator]
     cohort: tuple[int, ...] = ()  # S, the devices that are asked, in order; known when tasks are assigned
+    at_hand: Server | None = None  # when replies are aggregated
 
     def rng(self, purpose: str, device: int | None = None) -> np.random.Generator:
         """The generator of this purpose, round and device."""
         return self.generator(purpose, device)
+
+    @property
+    def server(self) -> Server:
+        """What the server has at hand: while it aggregates, and only then."""
+        if self.at_hand is None:
+            raise RuntimeError("the server works while it aggregates, and this is not the time")
+        return self.at_hand
 
 
 @dataclass(frozen=True)
@@ -80,7 +116,7 @@ class Step(Generic[S]):
 class Predictor:
     """What is evaluated: the global model, or each device's own with something shared."""
 
-    kind: Literal["global", "split", "personal"]
+    kind: Evaluated
     model: str
     tensors: Tensors
     statistics: Literal["stored", "data"] = (
@@ -91,11 +127,41 @@ class Predictor:
 class Method(ABC, Generic[S, D]):
     """A federated method. S is the server's state, D what a device keeps between rounds."""
 
-    needs_speeds: bool = False
+    needs_speeds: ClassVar[bool] = False
     """Whether `assign` needs what only the device knows when devices choose (Option II)."""
 
     under_budget: ClassVar[Mapping[str, bool | int | float | str]] = {}
     """Its settings where a run has a budget and the user did not choose others: those on which a budget can act."""
+
+    needs_public: ClassVar[bool] = False
+    """Whether it needs unlabelled public data."""
+
+    needs_validation: ClassVar[bool] = False
+    """Whether it makes use of labelled data on the server."""
+
+    needs_classes: ClassVar[bool] = False
+    """Whether it works on one logit per class, and not on other outputs."""
+
+    fitted_net: ClassVar[bool] = False
+    """Whether devices keep a net that fits their level, which must then stay the same."""
+
+    needs_losses: ClassVar[bool] = False
+    """Whether `aggregate` learns from metrics that devices report."""
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether `assign` needs to know how many samples of each class a device holds; real ones tell nobody else."""
+        return False
+
+    def prototypes(
+        self, model: LayeredModel, example: Arrays, rng: Callable[[str], np.random.Generator]
+    ) -> Mapping[str, LayeredModel]:
+        """Nets in play beside the global one, by the name that parts call them: none."""
+        return {}
+
+    def kept_bytes(self, structures: Mapping[str, Structure]) -> int:
+        """What one device keeps at most, where it keeps a net of its own; 0 where it does not."""
+        return 0
 
     @abstractmethod
     def init(self, setup: Setup) -> S:

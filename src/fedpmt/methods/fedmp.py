@@ -93,6 +93,7 @@ class FedMP(Method[Pruning, None]):
     """Adaptive structured pruning; without the bandit, α = 1 - r of the worker's budget."""
 
     under_budget: ClassVar = {"bandit": False}
+    needs_losses: ClassVar[bool] = True
 
     weight: Literal["samples", "uniform"] = "uniform"
     bandit: bool = True  # α is learned from loss and time, else it follows from the budget

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -90,6 +90,8 @@ class Sparse:
 @dataclass(frozen=True)
 class PruneFL(Method[Sparse, "Squares"]):
     """Initial and further adaptive pruning with one mask for all devices."""
+
+    needs_losses: ClassVar[bool] = True
 
     weight: Literal["samples", "uniform"] = "samples"
     density: float | None = None  # the largest one; None: what the weakest device's budget comes to

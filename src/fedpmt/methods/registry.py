@@ -27,6 +27,10 @@ METHODS = {
     "slimfl": ("fedpmt.methods.slimfl", "SlimFL"),
     "fedmp": ("fedpmt.methods.fedmp", "FedMP"),
     "prunefl": ("fedpmt.methods.prunefl", "PruneFL"),
+    "feddf": ("fedpmt.methods.feddf", "FedDF"),
+    "comet": ("fedpmt.methods.comet", "Comet"),
+    "fedgkt": ("fedpmt.methods.fedgkt", "FedGKT"),
+    "fedgen": ("fedpmt.methods.fedgen", "FedGen"),
 }
 
 

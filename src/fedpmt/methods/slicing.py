@@ -49,6 +49,10 @@ class SliceAveraging(PartAveraging):
             )
 
     @property
+    def needs_labels(self) -> bool:
+        return self.masked
+
+    @property
     def name(self) -> str:
         """As messages call the method."""
         return type(self).__name__.lower()

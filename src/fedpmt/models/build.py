@@ -13,6 +13,8 @@ from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.models.nets import KERNEL, POOL
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
     from fedpmt.models.nets import Net
@@ -38,6 +40,18 @@ def build(net: Net, rng: np.random.Generator) -> LayeredModel:
     module = nn.Sequential(modules).to_empty(device="cpu")
     initialise(module, rng)
     return layered(module)
+
+
+class FlatLinear(nn.Linear):
+    """A linear layer on features of any shape: the flatten is part of it, and so behind a tap before it."""
+
+    def __init__(self, shape: Sequence[int], outputs: int) -> None:
+        super().__init__(math.prod(shape), outputs)
+        self.shape = tuple(shape)  # of one sample's features
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Flatten, then the linear map."""
+        return super().forward(inputs.flatten(1))
 
 
 def initialise(module: nn.Module, rng: np.random.Generator) -> None:

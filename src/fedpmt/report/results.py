@@ -41,7 +41,10 @@ COLUMNS: dict[str, tuple[str, UnitFor]] = {
     "device operations": ("operations", count_unit),
     "wasted": ("wasted_share", percent_unit),
     "replies counted": ("counted_share", percent_unit),
+    "server operations": ("server_operations", count_unit),
 }
+
+WORDS = ("server steps a round", "evaluated")
 
 
 def summary_section(material: Material, address: str) -> str:
@@ -54,11 +57,13 @@ def summary_section(material: Material, address: str) -> str:
     for row in rows:
         if row.panel != panel:
             panel = row.panel
-            body.append(panel_row(panel, len(COLUMNS) + 2))
+            body.append(panel_row(panel, len(COLUMNS) + len(WORDS) + 2))
         cells = "".join(
             _cell(getattr(row, name), units[name], best=_is_best(row, name, rows))
             for name, _ in COLUMNS.values()
         )
+        texts = row.texts()
+        cells += "".join(f"<td>{escape(texts[word])}</td>" for word in WORDS)
         cells += f"<td>{row.runs}{_unfinished(row)}</td>"
         body.append(f'<tr><th scope="row">{named(row.line, material.looks.get(row.line))}</th>{cells}</tr>')
     words = (
@@ -69,7 +74,7 @@ def summary_section(material: Material, address: str) -> str:
     words += "Wasted is the share of device operations spent on replies that did not count."
     words += " The best accuracy is bold." if len(rows) > 1 and any(row.accuracy for row in rows) else ""
     link = f'<p class="after"><a class="button" href="{escape(address)}" download>All rounds as CSV</a></p>'
-    return section("summary", "Summary", note(words), table(["", *COLUMNS, "runs"], body), link)
+    return section("summary", "Summary", note(words), table(["", *COLUMNS, *WORDS, "runs"], body), link)
 
 
 def _unfinished(row: SummaryRow) -> str:
@@ -86,7 +91,8 @@ def _one_unit(spreads: Iterable[Spread | None], unit_for: UnitFor) -> UnitFor:
 def _is_best(row: SummaryRow, name: str, rows: Sequence[SummaryRow]) -> bool:
     if name not in ("accuracy", "best_accuracy"):
         return False
-    rivals = [other for other in rows if other.panel == row.panel]
+    # A personal model answers for fewer classes than a global one: the two are no rivals.
+    rivals = [other for other in rows if (other.panel, other.evaluates) == (row.panel, row.evaluates)]
     means = [value.mean for other in rivals if (value := getattr(other, name))]
     own = getattr(row, name)
     return own is not None and len(rivals) > 1 and own.mean == max(means)

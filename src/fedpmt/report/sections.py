@@ -50,8 +50,8 @@ MODES = {
 
 EVALUATES = {
     "global": "the server's one model on the test set",
-    "split": "the device's and the server's halves together on the test set",
-    "personal": "each device's own model",
+    "split": "a device's and the server's halves together on the test set, the mean over devices that took part",
+    "personal": "each device's own model on test samples of the classes it holds, the mean over devices that took part",
 }
 
 TIME = (

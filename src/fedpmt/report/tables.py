@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedpmt.records import RoundRecord, RunRecord
 
 STEPS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
-OUTCOMES = ("arrived", "late", "failed", "surplus")
+OUTCOMES = ("arrived", "late", "failed", "surplus", "refused")
 
 Cell = str | int | float | bool | None
 
@@ -83,6 +83,11 @@ class SummaryRow:
     operations: Spread | None  # of the devices, counted or not
     wasted_share: Spread | None  # of these operations, spent on replies that did not count
     counted_share: Spread | None  # of the devices asked, those whose reply is in an average
+    server_operations: Spread | None = None
+    server_steps: Spread | None = None  # per round; None where the server trains nothing
+    server_steps_default: Spread | None = None  # what the method's own settings ask for
+    evaluates: str = "global"  # what the accuracy is of
+    server_cap: str = "none"  # times the devices' operations
 
     def texts(self) -> dict[str, str]:
         """The cells as a person reads them, by column title."""
@@ -101,7 +106,20 @@ class SummaryRow:
             "operations": show(self.operations, count_unit),
             "wasted": show(self.wasted_share, percent_unit),
             "replies counted": show(self.counted_share, percent_unit),
+            "evaluated": EVALUATED.get(self.evaluates, self.evaluates),
+            "server operations": show(self.server_operations, count_unit),
+            "server steps a round": self.steps_text(),
         }
+
+    def steps_text(self) -> str:
+        """Steps that the server took and those its method asks for, with the cap that stands between them."""
+        if self.server_steps is None:
+            return "-"
+        cap = "no cap" if self.server_cap == "none" else f"cap {self.server_cap} × devices"
+        return f"{show(self.server_steps)} of {show(self.server_steps_default)} ({cap})"
+
+
+EVALUATED = {"global": "global", "split": "split, mean over devices", "personal": "mean personal"}
 
 
 def evaluated(run: RunRecord) -> list[tuple[RoundRecord, float]]:
@@ -167,9 +185,19 @@ def summary(runs: Sequence[RunRecord]) -> list[SummaryRow]:
         totals = [_totals(run) for run in group.runs]
         spreads = {name: Spread.of(total[name] for total in totals) for name in totals[0]}
         finished = sum(run.result is not None for run in group.runs)
+        kinds = {step.evaluates for run in group.runs for step, _ in evaluated(run)}
+        kinds |= {run.result.evaluates for run in group.runs if run.result}
         rows.append(
             SummaryRow(
-                group.label, group.panel, group.line, group.method, len(group.runs), finished, **spreads
+                label=group.label,
+                panel=group.panel,
+                line=group.line,
+                method=group.method,
+                runs=len(group.runs),
+                finished=finished,
+                evaluates=", ".join(sorted(kinds)) or "global",
+                server_cap=settings_of(group.runs[0]).get("server_cap", "none"),
+                **spreads,
             )
         )
     return rows
@@ -194,15 +222,30 @@ def _totals(run: RunRecord) -> dict[str, float | None]:
         "operations": operations,
         "wasted_share": wasted / operations if operations else None,
         "counted_share": outcomes["arrived"] / outcomes.total() if outcomes else None,
+        "server_operations": sum(step.server_operations for step in run.rounds),
+        **{name: _mean_metric(run, name) for name in ("server_steps", "server_steps_default")},
     }
     if result is None:
         return totals
     if result.accuracy is not None:
         totals["accuracy"] = result.accuracy
     if not run.rounds:
-        for name in ("rounds", "virtual_seconds", "bytes_up", "bytes_down", "operations", "loss"):
+        for name in (
+            "rounds",
+            "virtual_seconds",
+            "bytes_up",
+            "bytes_down",
+            "operations",
+            "server_operations",
+            "loss",
+        ):
             totals[name] = getattr(result, name)
     return totals
+
+
+def _mean_metric(run: RunRecord, name: str) -> float | None:
+    values = [step.metrics[name] for step in run.rounds if name in step.metrics]
+    return sum(values) / len(values) if values else None
 
 
 def tidy(runs: Sequence[RunRecord]) -> list[dict[str, Cell]]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedpmt.report.groups import Group
     from fedpmt.report.quantities import Unit
 
-HATCHES = {"late": "///", "failed": "xxx", "surplus": "---"}
+HATCHES = {"late": "///", "failed": "xxx", "surplus": "---", "refused": "ooo"}
 PANELS = 6  # the most that are compared; a page says so where there are more groups
 THICK = 0.72  # of a bar; rows are 1 apart
 NAMED = 30  # devices up to which each bar has its own label

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from fedpmt.devices.fleet import Fleet, make_fleet
 from fedpmt.planning.assign import Planner, make_planner
 from fedpmt.planning.times import Times
 from fedpmt.records import DEVICES
+from fedpmt.seeds import Seeds
 from fedpmt.simulation.checkpoint import DeviceStore
 from fedpmt.simulation.executors import Executor, Parallel, Plain
 from fedpmt.simulation.loop import Federation
@@ -21,8 +24,8 @@ from fedpmt.simulation.placement import PlacedData, compute_device
 from fedpmt.simulation.problem import Problem, draws_at_random
 from fedpmt.simulation.schedule import local_settings
 from fedpmt.submodel.depth import widths
-from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.fused import is_chain
+from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
     from fedpmt.methods.base import Method
     from fedpmt.settings import Settings
+    from fedpmt.types import Examples
 
 
 def make_price(settings: Settings, problem: Problem) -> Price:
@@ -44,6 +48,7 @@ def make_price(settings: Settings, problem: Problem) -> Price:
         example=problem.example(),
         net=problem.net,
         epochs=settings.epochs,
+        others=problem.prototypes,
     )
 
 
@@ -76,15 +81,22 @@ def assembled(
     executor: Executor | None = None
     try:
         fleet = make_fleet(settings)
+        nets = method.prototypes(problem.model, problem.example(), Seeds(settings.seed))
+        problem = replace(problem, prototypes=nets)
+        check_fit(settings, problem, method, folder)
         # Prices are measured where torch is sure to be, and do not depend on the device.
         planner = plan(settings, problem, fleet)
         device = compute_device(settings.device)
-        problem = replace(problem, model=problem.model.clone().to(device))
-        executor = make_executor(settings, problem, device)
+        problem = replace(
+            problem,
+            model=problem.model.clone().to(device),
+            prototypes={name: net.to(device) for name, net in problem.prototypes.items()},
+        )
         store = DeviceStore(folder / DEVICES, device)
         # A user's own forward pass may count on the usual layout; the fused loop is fastest with channels last.
         fused = settings.executor == "auto" and is_chain(problem.model)
         data = PlacedData(problem.data, device, images_last=fused)
+        executor = make_executor(settings, problem, device, data.public)
         yield Federation(settings, problem, data, method, fleet, planner, executor, store)
     finally:
         torch.set_num_threads(threads)
@@ -92,12 +104,37 @@ def assembled(
             executor.close()
 
 
-def make_executor(settings: Settings, problem: Problem, device: torch.device) -> Executor:
+def check_fit(settings: Settings, problem: Problem, method: Method[Any, Any], folder: Path) -> None:
+    """Refuse targets that a method cannot do with, and more devices that keep a net each than there is room for."""
+    if method.needs_classes and problem.data.classes is None:
+        raise SettingError(
+            f"method = '{settings.method}' is refused: it needs targets that are classes 0, 1, ..."
+        )
+    each = method.kept_bytes({name: model.structure for name, model in problem.models.items()})
+    members = min(settings.devices, settings.rounds * math.ceil(settings.cohort * settings.over_select))
+    free = shutil.disk_usage(
+        next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    ).free
+    if each * members > free:
+        raise SettingError(
+            f"devices = {settings.devices} is refused: {settings.method} keeps a net on each device, and {members} of "
+            f"{each / 1e6:.1f} MB do not fit into the {free / 1e9:.1f} GB that are free"
+        )
+
+
+def make_executor(
+    settings: Settings, problem: Problem, device: torch.device, public: Examples | None
+) -> Executor:
     """Where local work runs; the numbers do not depend on it."""
     local = local_settings(settings)
     stochastic = draws_at_random(problem.model, problem.example(device))
     workers = settings.workers or os.cpu_count() or 1
     one = Plain(
-        {GLOBAL: problem.model}, problem.objective, local, stochastic, fast=settings.executor == "auto"
+        problem.models,
+        problem.objective,
+        local,
+        stochastic,
+        fast=settings.executor == "auto",
+        public=public,
     )
     return one if settings.executor == "plain" else Parallel(one, workers)

@@ -135,5 +135,14 @@ class DeviceStore:
         self._touched = {int(path.name.split("-")[0]) for path in self._folder.glob("*/*.safetensors")}
         self.settle(accepted)
 
+    def confirm(self, device: int, accepted: int | None, before: int) -> None:
+        """On the device itself: of the states before this round only the accepted one counts.
+
+        Later ones stay: a task that was long on its way cannot take away what has been accepted since.
+        """
+        for path in self._path(device, 0).parent.glob(f"{device}-*.safetensors"):
+            if accepted != (written := int(path.stem.split("-")[1])) and written < before:
+                path.unlink(missing_ok=True)
+
     def _path(self, device: int, round_index: int) -> Path:
         return self._folder / f"{device // 1000:06d}" / f"{device}-{round_index}.safetensors"

@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -116,6 +116,7 @@ class Plain:
     settings: LocalSettings
     stochastic: bool = False  # whether a forward pass draws from torch's global generator (dropout)
     fast: bool = False
+    public: Examples | None = None
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
         return in_order(self.compute_group(work, group) for group in self.groups(units))
@@ -185,12 +186,12 @@ class Plain:
 
     def site(self, settings: LocalSettings) -> Site:
         """What a device has at hand here."""
-        return Site(self.models, self.objective, settings)
+        return Site(self.models, self.objective, settings, self.public)
 
     def copy(self) -> Plain:
         """The same for another thread."""
         models = {name: model.clone() for name, model in self.models.items()}
-        return Plain(models, self.objective, self.settings, self.stochastic, self.fast)
+        return replace(self, models=models)
 
 
 class Parallel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedpmt.methods.base import Prototype, Round, Setup
+from fedpmt.devices.fleet import drifted
+from fedpmt.methods.base import Prototype, Round, Server, Setup
+from fedpmt.planning.adaptive import LATE, fitted
 from fedpmt.records import DeviceRecord, RoundRecord
 from fedpmt.seeds import Seeds
+from fedpmt.settings import parse_drift
 from fedpmt.simulation.clock import settle
 from fedpmt.simulation.evaluation import evaluate_global, evaluate_personal, with_statistics
 from fedpmt.simulation.executors import Unit
@@ -20,6 +23,7 @@ from fedpmt.simulation.sampling import SAMPLERS
 from fedpmt.simulation.schedule import local_settings
 from fedpmt.submodel.depth import mask
 from fedpmt.submodel.part import GLOBAL
+from fedpmt.training.local import Site
 from fedpmt.training.messages import Capacity, Client, Reply, Task
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from fedpmt.complexity.cost import Cost
     from fedpmt.devices.fleet import Device, Fleet
     from fedpmt.methods.base import Method, Predictor
+    from fedpmt.models.layered import LayeredModel
     from fedpmt.planning.assign import Planner
     from fedpmt.records import Outcome
     from fedpmt.settings import Settings
@@ -36,7 +41,7 @@ if TYPE_CHECKING:
     from fedpmt.simulation.placement import PlacedData
     from fedpmt.simulation.problem import Problem
     from fedpmt.submodel.part import Part
-    from fedpmt.training.local import LocalSettings
+    from fedpmt.training.local import LocalSettings, LocalWork
     from fedpmt.types import Payload
 
 PERSONAL_DEVICES = 100
@@ -69,6 +74,7 @@ class Asked:
     bytes_up: int
     budget: Budget
     able: bool = True  # whether the part fits into the device's memory
+    reason: str = ""  # why its reply did not count, where somebody said
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ class Progress:
     accepted: dict[int, int] | None = (
         None  # device -> the last round whose reply counted; None without device state
     )
+    speeds: dict[int, float] | None = None  # κ_k as fitted to measured seconds, of devices that were asked
 
 
 @dataclass(frozen=True)
@@ -98,33 +105,65 @@ class Federation:
 
     def start(self) -> Progress:
         """Before the first round."""
-        model = self.problem.model
-        prototypes = {GLOBAL: Prototype(model.structure, model.initial())}
+        prototypes = {
+            name: Prototype(model.structure, model.initial()) for name, model in self.problem.models.items()
+        }
         by_server = self.settings.splitting == "server"
         weakest = self.planner.weakest(self.fleet, self.settings.samples) if by_server else None
-        setup = Setup(prototypes, len(self.fleet), self.planner.price, weakest=weakest)
+        setup = Setup(
+            prototypes,
+            len(self.fleet),
+            self.planner.price,
+            self.data.public,
+            self.data.validation,
+            weakest,
+            self.settings.batch,
+            Seeds(self.settings.seed),
+        )
         return Progress(self.method.init(setup))
 
     def play(self, progress: Progress) -> tuple[Progress, RoundRecord]:
         """One round of the federation."""
-        index = progress.rounds
-        seeds = Seeds(self.settings.seed, index)
-        round_ = Round(index, self.planner.price, seeds)
+        round_ = self.round(progress)
         asked, verdict = self.settle(progress, round_)
         arrived = [one for one, outcome in zip(asked, verdict.outcomes, strict=True) if outcome == "arrived"]
+        return self.close(progress, round_, asked, verdict, self.train(arrived, progress))
 
+    def round(self, progress: Progress) -> Round:
+        """The round that comes next."""
+        return Round(progress.rounds, self.planner.price, Seeds(self.settings.seed, progress.rounds))
+
+    def close(
+        self,
+        progress: Progress,
+        round_: Round,
+        asked: list[Asked],
+        verdict: Verdict,
+        replies: Iterable[Reply],
+    ) -> tuple[Progress, RoundRecord]:
+        """Aggregate what has arrived, in device order, and write down the round."""
         losses: list[float] = []
-        step = self.method.aggregate(progress.state, self.train(arrived, progress, seeds, losses), round_)
+        index, accepted = progress.rounds, progress.accepted
+        arrived = [one for one, outcome in zip(asked, verdict.outcomes, strict=True) if outcome == "arrived"]
+        round_ = replace(round_, at_hand=self.server(arrived, index))
+        step = self.method.aggregate(progress.state, _noting(replies, losses), round_)
+        round_seconds = verdict.round_seconds + self.server_seconds(step.server_operations)
 
-        accepted = progress.accepted
         if accepted is not None or self.keeps_state:
             accepted = {**(accepted or {}), **{one.device.id: index for one in arrived}}
-        progress = Progress(step.state, index + 1, progress.virtual_seconds + verdict.round_seconds, accepted)
+        progress = Progress(
+            step.state,
+            index + 1,
+            progress.virtual_seconds + round_seconds,
+            accepted,
+            self.fitted_speeds(progress, asked, verdict.outcomes),
+        )
         record = self.record(progress, asked, verdict.outcomes, verdict.round_seconds)
         record = record.model_copy(
             update={
-                "metrics": {**_mean("train_loss", losses), **step.metrics},
+                "metrics": {**_mean("train_loss", losses), **step.metrics, **self.privacy(progress)},
                 "server_operations": step.server_operations,
+                "round_seconds": round_seconds,
             }
         )
         last = progress.rounds == self.settings.rounds or self.out_of_time(progress)
@@ -132,11 +171,18 @@ class Federation:
             record = record.model_copy(update=self.evaluate(progress))
         return progress, record
 
+    def privacy(self, progress: Progress) -> dict[str, float]:
+        """ε so far, of a device that was in every round; none where nothing is promised."""
+        from fedpmt.training.private import epsilon
+
+        settings = self.settings
+        if settings.dp_clip is None or settings.dp_noise == 0:
+            return {}
+        return {"epsilon": epsilon(settings.dp_noise, progress.rounds, settings.dp_delta)}
+
     def settle(self, progress: Progress, round_: Round) -> tuple[list[Asked], Verdict]:
         """Who is asked for what, and what becomes of it on the clock: known before anybody trains."""
-        devices = self.cohort(progress.state, round_)
-        round_ = replace(round_, cohort=tuple(device.id for device in devices))
-        asked = [self.ask(progress, device, round_) for device in devices]
+        asked = self.asked(progress, round_)
         failed = [
             not one.able or bool(round_.rng("failure", one.device.id).random() < self.settings.failure)
             for one in asked
@@ -149,6 +195,37 @@ class Federation:
         )
         return asked, verdict
 
+    def asked(
+        self, progress: Progress, round_: Round, reachable: Collection[int] | None = None
+    ) -> list[Asked]:
+        """Who is asked for what, in device order; `reachable` where not all of the cohort can be."""
+        devices = self.cohort(progress.state, round_)
+        if reachable is not None:
+            devices = [device for device in devices if device.id in reachable]
+        round_ = replace(round_, cohort=tuple(device.id for device in devices))
+        return [self.ask(progress, device, round_) for device in devices]
+
+    def server(self, arrived: list[Asked], round_index: int) -> Server:
+        """What the server has at hand, and how much it may do with it: so many times what its devices do."""
+        cap = self.settings.server_cap
+        budget = np.inf if cap is None else cap * sum(map(self.operations, arrived))
+        local = local_settings(self.settings, round_index)
+        site = Site(self.server_models, self.problem.objective, local, self.data.public)
+        return Server(site, self.data.public, self.data.validation, budget)
+
+    @cached_property
+    def server_models(self) -> dict[str, LayeredModel]:
+        """The server's own copies: it may work while devices do, and a net that runs is changed."""
+        return {name: model.clone() for name, model in self.problem.models.items()}
+
+    def server_seconds(self, operations: float) -> float:
+        """Virtual seconds of the server's own work, once all replies are there."""
+        if self.settings.server_speed is None:
+            return 0.0
+        price = self.planner.price
+        epoch = price.full.operations * price.samples / price.batch
+        return operations / epoch * self.settings.full_seconds / self.settings.server_speed
+
     def out_of_time(self, progress: Progress) -> bool:
         """Whether the virtual clock has passed the user's budget."""
         return self.settings.time_budget is not None and progress.virtual_seconds >= self.settings.time_budget
@@ -159,6 +236,14 @@ class Federation:
         from fedpmt.training.local import LocalWork
 
         return type(self.method.local()).first is not LocalWork.first
+
+    @property
+    def work(self) -> LocalWork[Any]:
+        """What devices do: the method's local work, made private where that is asked for."""
+        from fedpmt.training.private import PrivateWork
+
+        work, settings = self.method.local(), self.settings
+        return work if settings.dp_clip is None else PrivateWork(work, settings.dp_clip, settings.dp_noise)
 
     def cohort(self, state: Any, round_: Round) -> list[Device]:
         """Who is asked, in device order, each on its level of this round."""
@@ -179,12 +264,13 @@ class Federation:
     def ask(self, progress: Progress, device: Device, round_: Round) -> Asked:
         """Give a device its task, and find out what it will take."""
         samples = self.problem.data.samples(device.id)
-        budget = self.planner.budget(device, samples)
+        speed = (progress.speeds or {}).get(device.id, device.speed)  # as the server knows it
+        budget = self.planner.budget(replace(device, speed=speed), samples)
         by_server = self.settings.splitting == "server"
         client = Client(
             device.id,
             device.level if by_server else None,
-            device.speed if by_server else None,
+            speed if by_server else None,
             budget if by_server else None,
             samples,
             self.steps(samples),
@@ -193,19 +279,44 @@ class Federation:
         task = self.method.assign(progress.state, client, round_)
         if progress.accepted is not None:
             task = replace(task, accepted_round=progress.accepted.get(device.id))
-        work = self.method.local()
-        part = (
-            task.offer[0]
-            if len(task.offer) == 1
-            else work.choose(
-                task.offer,
-                Capacity(device.id, device.speed, budget, samples),
-                round_.price,
-                self.problem.model.structure,
-            )
-        )
-        cost = work.cost(part, round_.price)
-        down, up = payload_bytes(task.tensors), work.upload_bytes(part, self.problem.model.structure)
+        drift = parse_drift(self.settings.drift)
+        if drift is not None:
+            device = drifted(device, drift, round_.index, self.settings.partition_seed)
+        return self.priced(device, task, self.choose(device, task, samples), samples, budget)
+
+    def fitted_speeds(
+        self, progress: Progress, asked: list[Asked], outcomes: tuple[Outcome, ...]
+    ) -> dict[int, float] | None:
+        """Speeds after this round, from what those took that were asked; late ones were at least that slow."""
+        if self.settings.speeds == "stated":
+            return None
+        speeds, times = dict(progress.speeds or {}), self.planner.times
+        for one, outcome in zip(asked, outcomes, strict=True):
+            if outcome in ("failed", "refused"):
+                continue
+            at_one = replace(one.device, speed=1.0)
+            work = times.training(at_one, one.cost, one.samples, self.share(one.task, one.samples))
+            late = LATE * (self.settings.deadline or one.seconds)
+            seconds = late if outcome == "late" else one.seconds - one.transfer
+            if work > 0 and seconds > 0:
+                before = speeds.get(one.device.id, float(self.fleet.speeds[one.device.id]))
+                speeds[one.device.id] = fitted(before, work / seconds, self.settings.speed_weight)
+        return speeds
+
+    def choose(self, device: Device, task: Task, samples: int) -> Part:
+        """The part that a device takes of those on offer (Option II), or the only one."""
+        if len(task.offer) == 1:
+            return task.offer[0]
+        capacity = Capacity(device.id, device.speed, self.planner.budget(device, samples), samples)
+        structure = self.problem.model.structure
+        return self.work.choose(task.offer, capacity, self.planner.price, structure)
+
+    def priced(self, device: Device, task: Task, part: Part, samples: int, budget: Budget) -> Asked:
+        """What it will take a device to do its task with this part."""
+        work = self.work
+        cost = work.cost(part, self.planner.price)
+        structure = self.problem.models[part.model].structure
+        down, up = payload_bytes(task.tensors), work.upload_bytes(part, structure)
         transfer = self.planner.times.transfer(device, down + part.overhead_bytes, up)
         seconds = self.planner.times.training(device, cost, samples, self.share(task, samples)) + transfer
         if cost.memory_bytes > device.memory:
@@ -223,29 +334,47 @@ class Federation:
         asked = steps if task.epochs is None else steps // self.settings.epochs * task.epochs
         return (asked if task.steps is None else min(asked, task.steps)) / steps
 
-    def train(
-        self, arrived: list[Asked], progress: Progress, seeds: Seeds, losses: list[float]
-    ) -> Iterator[Reply]:
+    def operations(self, one: Asked) -> float:
+        """The work of one device's local round."""
+        return one.cost.round_operations(
+            samples=one.samples,
+            epochs=self.settings.epochs,
+            batch=self.settings.batch,
+            cached=self.planner.price.cached,
+        ) * self.share(one.task, one.samples)
+
+    def train(self, arrived: list[Asked], progress: Progress) -> Iterator[Reply]:
         """The local rounds of those whose replies count; others are known not to, and are not computed."""
-        work = self.method.local()
+        work = self.work
         local = local_settings(self.settings, progress.rounds)
-        units = (self.unit(one, work, progress.rounds, seeds, local) for one in arrived)
+        units = (
+            self.unit(one.device.id, one.task, one.part, one.samples, work, progress.rounds, local)
+            for one in arrived
+        )
         for one, (reply, own) in zip(arrived, self.executor.train(work, units), strict=True):
             if self.keeps_state:
                 self.store.write(one.device.id, progress.rounds, own)
-            losses.append(reply.metrics["train_loss"])
             yield replace(reply, seconds=one.seconds)
 
-    def unit(self, one: Asked, work: Any, round_index: int, seeds: Seeds, local: LocalSettings) -> Unit:
+    def unit(
+        self,
+        device: int,
+        task: Task,
+        part: Part,
+        samples: int,
+        work: Any,
+        round_index: int,
+        local: LocalSettings,
+    ) -> Unit:
         """One device's work, with what it kept from its last accepted round."""
-        device = one.device.id
+        seeds = Seeds(self.settings.seed, round_index)
         rng = partial(_for_device, seeds, device)
-        own = self.store.read(device, one.task.accepted_round)
+        own = self.store.read(device, task.accepted_round)
         if own is None and self.keeps_state:
             own = work.first(device, partial(_for_device, Seeds(seeds.seed), device))
         shard = partial(self.data.shard, device)
-        local = local if one.task.epochs is None else replace(local, epochs=one.task.epochs)
-        return Unit(device, round_index, one.task, one.part, own, shard, rng, local, one.samples)
+        local = local if task.epochs is None else replace(local, epochs=task.epochs)
+        return Unit(device, round_index, task, part, own, shard, rng, local, samples)
 
     def record(
         self, progress: Progress, asked: list[Asked], outcomes: tuple[Outcome, ...], round_seconds: float
@@ -256,16 +385,12 @@ class Federation:
         devices, operations, wasted, overhead = [], 0.0, 0.0, 0
         for one, outcome in zip(asked, outcomes, strict=True):
             counts = outcome == "arrived"
-            work = one.cost.round_operations(
-                samples=one.samples,
-                epochs=self.settings.epochs,
-                batch=self.settings.batch,
-                cached=self.planner.price.cached,
-            ) * self.share(one.task, one.samples)
+            work = self.operations(one)
             if counts:
                 operations += work
-                for layer, trained in zip(coverage, mask(structure, one.part), strict=True):
-                    coverage[layer] += trained
+                if one.part.model == GLOBAL:
+                    for layer, trained in zip(coverage, mask(structure, one.part), strict=True):
+                        coverage[layer] += trained
             else:
                 wasted += work * min(1.0, round_seconds / one.seconds) if one.seconds else 0.0
             overhead += one.part.overhead_bytes
@@ -283,6 +408,7 @@ class Federation:
                     bytes_down=one.bytes_down,
                     operations=work,
                     memory_bytes=one.cost.memory_bytes,
+                    reason=one.reason,
                     **self.charged(one, work),
                 )
             )
@@ -337,8 +463,10 @@ class Federation:
             found = evaluate_global(self.executor, predictor, self.data.test, self.problem.data.classes)
         else:
             members = sorted(progress.accepted or {})[:PERSONAL_DEVICES]
+            # A model that is half the server's knows all classes; a device's own answers for what the device has.
+            test = self.personal_test if predictor.kind == "personal" else lambda _: self.data.test
             owners = (
-                (self.store.read(device, (progress.accepted or {})[device]), self.personal_test(device))
+                (self.store.read(device, (progress.accepted or {})[device]), test(device))
                 for device in members
             )
             found = evaluate_personal(self.executor, self.method.local(), predictor, owners)
@@ -348,6 +476,7 @@ class Federation:
             "loss": finite_loss,
             "accuracy_by_class": found.by_class,
             "accuracy_by_level": self.by_level(found.by_class),
+            "evaluates": predictor.kind,
         }
 
     def personal_test(self, device: int) -> Any:
@@ -382,6 +511,13 @@ class Federation:
 
 def _for_device(seeds: Seeds, device: int, purpose: str) -> np.random.Generator:
     return seeds(purpose, device)
+
+
+def _noting(replies: Iterable[Reply], losses: list[float]) -> Iterator[Reply]:
+    for reply in replies:
+        if "train_loss" in reply.metrics:
+            losses.append(reply.metrics["train_loss"])
+        yield reply
 
 
 def _mean(name: str, values: list[float]) -> dict[str, float]:

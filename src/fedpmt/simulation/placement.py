@@ -34,6 +34,8 @@ class PlacedData:
         everything = data.training_set()
         self._train = None if everything is None else self._place(everything)
         self.test = self._place(data.test)
+        self.public = None if data.public is None else self._place(data.public)
+        self.validation = None if data.validation is None else self._place(data.validation)
 
     def shard(self, device: int) -> Examples:
         """The samples of one device of the fleet."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,11 +11,14 @@ import torch
 from fedpmt.models.build import build
 from fedpmt.models.nets import Net, net
 from fedpmt.seeds import generator
+from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.batches import CPU, placed
 from fedpmt.training.objective import CLASSIFICATION, Objective
 from fedpmt.types import Arrays, SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fedpmt.data.federated import FederatedData
     from fedpmt.models.layered import LayeredModel
     from fedpmt.settings import Settings
@@ -29,6 +32,12 @@ class Problem:
     data: FederatedData
     objective: Objective = CLASSIFICATION
     net: Net | None = None  # where the model is one of the paper's
+    prototypes: Mapping[str, LayeredModel] = field(default_factory=dict)  # nets that a method has beside it
+
+    @property
+    def models(self) -> dict[str, LayeredModel]:
+        """All nets in play, by the name that parts call them."""
+        return {GLOBAL: self.model, **self.prototypes}
 
     @property
     def widths(self) -> int:

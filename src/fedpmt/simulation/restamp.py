@@ -41,16 +41,19 @@ def restamped(
         for old in run.rounds:
             round_ = Round(progress.rounds, federation.planner.price, Seeds(settings.seed, progress.rounds))
             asked, verdict = federation.settle(progress, round_)
+            round_seconds = verdict.round_seconds + federation.server_seconds(old.server_operations)
             progress = replace(
                 progress,
+                speeds=federation.fitted_speeds(progress, asked, verdict.outcomes),
                 rounds=progress.rounds + 1,
-                virtual_seconds=progress.virtual_seconds + verdict.round_seconds,
+                virtual_seconds=progress.virtual_seconds + round_seconds,
             )
             new = federation.record(progress, asked, verdict.outcomes, verdict.round_seconds)
             if _counting(new.devices) != _counting(old.devices):
                 return None
-            learned = {"accuracy": old.accuracy, "loss": old.loss, "metrics": old.metrics}
-            stamped.append(new.model_copy(update=learned))
+            same = ("accuracy", "loss", "metrics", "evaluates", "server_operations")
+            learned = {name: getattr(old, name) for name in same}
+            stamped.append(new.model_copy(update={**learned, "round_seconds": round_seconds}))
     last = stamped[-1] if stamped else None
     result = run.result and run.result.model_copy(
         update={

@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self
 
 from pydantic import ValidationError
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedpmt.settings import Settings
     from fedpmt.simulation.loop import Federation, OnRound, Progress
     from fedpmt.simulation.problem import Problem
+    from fedpmt.types import Examples
 
 LOCK = ".lock"
 
@@ -103,6 +104,7 @@ class Totals:
     operations: float = 0.0
     accuracy: float | None = None
     loss: float | None = None
+    server_operations: float = 0.0
 
     def plus(self, record: RoundRecord) -> Totals:
         """With one more round."""
@@ -113,6 +115,7 @@ class Totals:
             self.operations + record.operations,
             record.accuracy if evaluated else self.accuracy,
             record.loss if evaluated else self.loss,
+            self.server_operations + record.server_operations,
         )
 
 
@@ -137,43 +140,67 @@ def simulate(
     from fedpmt.simulation.assemble import assembled
 
     with assembled(settings, problem, method, folder) as federation:
-        saved = _continue(federation, folder)
-        if on_start is not None:
-            on_start()
-        return _play(federation, folder, saved, on_round)
-
-
-def _play(federation: Federation, folder: Path, saved: Saved, on_round: OnRound | None) -> ResultRecord:
-    from fedpmt.simulation.checkpoint import write_value
-
-    settings = federation.settings
-
-    def checkpoint() -> None:
-        write_value(folder / records.CHECKPOINT, saved)
-        federation.store.settle(saved.progress.accepted or {})
-
-    stopped = _stop(federation, saved)
-    written = time.monotonic()
-    try:
-        with (folder / records.ROUNDS).open("ab") as lines:
-            lines.truncate(saved.records_length)
-            while stopped is None:
-                progress, record = federation.play(saved.progress)
-                lines.write(record.model_dump_json(exclude_defaults=True).encode() + b"\n")
-                lines.flush()
-                # One assignment: an interrupt finds the round in all of it or in none.
-                saved = Saved(progress, saved.totals.plus(record), lines.tell())
-                stopped = _stop(federation, saved)
-                if stopped is not None or time.monotonic() - written >= settings.checkpoint_seconds:
-                    checkpoint()
-                    written = time.monotonic()
+        with Journal(federation, folder) as journal:
+            if on_start is not None:
+                on_start()
+            while journal.stopped is None:
+                record = journal.add(*federation.play(journal.progress))
                 if on_round is not None:
                     on_round(record)
-    except KeyboardInterrupt:
-        # A line that `saved` does not know of is cut off by the resume.
-        checkpoint()
-        raise
-    return _finish(federation, folder, saved, stopped)
+        return journal.finish()
+
+
+class Journal:
+    """A run's folder while it is being played: a line for each round, a checkpoint now and then."""
+
+    def __init__(self, federation: Federation, folder: Path) -> None:
+        self.federation, self.folder = federation, folder
+        self._saved = _continue(federation, folder)
+        self.stopped = _stop(federation, self._saved)
+        self._written = time.monotonic()
+        self._lines: BinaryIO | None = None
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run stands."""
+        return self._saved.progress
+
+    def add(self, progress: Progress, record: RoundRecord) -> RoundRecord:
+        """Write down a round that has been played."""
+        assert self._lines is not None
+        self._lines.write(record.model_dump_json(exclude_defaults=True).encode() + b"\n")
+        self._lines.flush()
+        # One assignment: an interrupt finds the round in all of it or in none.
+        self._saved = Saved(progress, self._saved.totals.plus(record), self._lines.tell())
+        self.stopped = _stop(self.federation, self._saved)
+        seconds = time.monotonic() - self._written
+        if self.stopped is not None or seconds >= self.federation.settings.checkpoint_seconds:
+            self.checkpoint()
+            self._written = time.monotonic()
+        return record
+
+    def checkpoint(self) -> None:
+        """Keep what a resume needs."""
+        from fedpmt.simulation.checkpoint import write_value
+
+        write_value(self.folder / records.CHECKPOINT, self._saved)
+        self.federation.store.settle(self.progress.accepted or {})
+
+    def finish(self) -> ResultRecord:
+        """Write the model and the result."""
+        return _finish(self.federation, self.folder, self._saved, self.stopped)
+
+    def __enter__(self) -> Self:
+        self._lines = (self.folder / records.ROUNDS).open("ab")
+        self._lines.truncate(self._saved.records_length)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._lines is not None:
+            self._lines.close()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            # A line that the checkpoint does not know of is cut off by the resume.
+            self.checkpoint()
 
 
 def _continue(federation: Federation, folder: Path) -> Saved:
@@ -219,8 +246,10 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
 
     settings, progress, totals = federation.settings, saved.progress, saved.totals
     predictor = federation.predictor(progress)
-    # With the module's own counters, so that the file loads strictly into the user's module.
-    state = {**federation.problem.model.module.state_dict(), **predictor.tensors}
+    # With the module's own counters, so that the file loads strictly into the user's module; what is shared by
+    # methods without a global model stands alone.
+    module = federation.problem.model.module.state_dict() if predictor.kind == "global" else {}
+    state = {**module, **predictor.tensors}
     write_atomically(
         folder / records.MODEL_FILE,
         save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}),
@@ -236,6 +265,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         bytes_up=totals.bytes_up,
         bytes_down=totals.bytes_down,
         operations=totals.operations,
+        server_operations=totals.server_operations,
         weights_sha256=weights_sha256(predictor.tensors),
         evaluates=predictor.kind,
         stopped=stopped,
@@ -244,9 +274,15 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         partition=settings.partition,
         budget=settings.budget,
         budget_action=settings.allowance and federation.method.action(settings.allowance.resource),
+        public_samples=_count(federation.data.public),
+        validation_samples=_count(federation.data.validation),
     )
     write_atomically(folder / records.RESULT, result.model_dump_json(indent=1).encode() + b"\n")
     return result
+
+
+def _count(examples: Examples | None) -> int:
+    return 0 if examples is None else len(examples)
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

@@ -6,7 +6,7 @@ Aggregation reads its coverage from the Part that was trained, so the two can ne
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -40,7 +40,24 @@ class Mask:
 
 
 Selection: TypeAlias = Whole | Indices | Mask
+Shapes: TypeAlias = "Mapping[str, tuple[int, ...]]"
 WHOLE = Whole()
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a task takes beside training its part: passes over other data, nets of another kind, answers."""
+
+    step: float = 0.0  # operations in every step
+    once: float = 0.0  # operations per batch of the device's data and round
+    memory_bytes: int = 0  # held all along
+    task_bytes: int = 0  # of the task, beside the model's tensors
+    answers: Mapping[str, Shapes] = field(
+        default_factory=dict
+    )  # of the reply, likewise: shapes by group and name
+
+
+NOTHING = Beside()
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,16 @@ class Part:
     overhead_bytes: int = 0  # what it takes to tell the other side which part this is
     inner: tuple[Part, ...] = ()  # narrower parts inside this one that are trained with it, smallest first
     reported: Mapping[str, Selection] = field(default_factory=dict)  # what is told of beside, e.g. g²
+    kept: Mapping[str, Selection] = field(
+        default_factory=dict
+    )  # the device's own, trained there: never travels
+    beside: Beside = NOTHING
+
+    def resident(self) -> Part:
+        """As the device works with it: what it keeps it trains as if it had been sent."""
+        if not self.kept:
+            return self
+        return replace(self, sent={**self.sent, **self.kept}, trained={**self.trained, **self.kept}, kept={})
 
 
 def size(selection: Selection, shape: tuple[int, ...]) -> int:
@@ -74,6 +101,20 @@ def local_shape(selection: Selection, shape: tuple[int, ...]) -> tuple[int, ...]
             full if kept is None else len(kept) for full, kept in zip(shape, selection.axes, strict=True)
         )
     return shape
+
+
+def travelling_shapes(selections: Mapping[str, Selection], shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """The shapes of selected tensors as they travel; a masked one is a flat vector.
+
+    >>> travelling_shapes({"w": Indices((np.array([0, 2]), None))}, {"w": (4, 3)})
+    {'w': (2, 3)}
+    """
+    return {
+        name: (size(selection, shapes[name]),)
+        if isinstance(selection, Mask)
+        else local_shape(selection, shapes[name])
+        for name, selection in selections.items()
+    }
 
 
 def take(tensor: Tensor, selection: Selection) -> Tensor:

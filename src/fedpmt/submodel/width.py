@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpmt.submodel.part import GLOBAL, WHOLE, Indices, Part, Selection, local_shape
+from fedpmt.submodel.part import GLOBAL, WHOLE, Indices, Part, Selection, local_shape, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -157,6 +157,20 @@ def corners(structure: Structure, part: Part) -> dict[str, tuple[slice, ...]]:
         name: tuple(slice(0, size) for size in local_shape(selection, structure.shapes[name]))
         for name, selection in part.sent.items()
     }
+
+
+def narrow_start(structure: Structure, tensors: Mapping[str, Tensor], part: Part) -> dict[str, Tensor]:
+    """Where a narrower net starts: the first channels of the whole net's start, at the scale that its width asks for.
+
+    Weights are drawn with a deviation of 1 / √(inputs of a unit), so with fewer inputs they must be larger.
+    """
+    found = {}
+    for name, selection in part.sent.items():
+        shape = structure.shapes[name]
+        cut = take(tensors[name], selection)
+        inputs, left = (math.prod(sizes[1:]) for sizes in (shape, local_shape(selection, shape)))
+        found[name] = cut if inputs == left else cut * math.sqrt(inputs / left)
+    return found
 
 
 def _selection(axes: Axes, name: str, shape: tuple[int, ...], kept: Mapping[str, np.ndarray]) -> Selection:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fedpmt.complexity.cost import Cost
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part
+    from fedpmt.submodel.part import Part, Shapes
     from fedpmt.training.messages import Task
 
 CONTROL = "control"
@@ -107,8 +107,9 @@ class ControlledWork(LocalWork[Control]):
     def download_bytes(self, part: Part, structure: Structure) -> int:
         return super().download_bytes(part, structure) + FLOAT_BYTES * structure.size(structure.parameters)
 
-    def upload_bytes(self, part: Part, structure: Structure) -> int:
-        return super().upload_bytes(part, structure) + FLOAT_BYTES * structure.size(structure.parameters)
+    def upload(self, part: Part, structure: Structure) -> dict[str, Shapes]:
+        variates = {name: structure.shapes[name] for name in structure.parameters}
+        return {**super().upload(part, structure), CONTROL: variates}
 
 
 def variate(own: Control | None) -> Mapping[str, Tensor]:

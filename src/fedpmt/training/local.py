@@ -13,7 +13,7 @@ from fedpmt.complexity.budget import Usage
 from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.submodel.depth import frozen_prefix, mask
-from fedpmt.submodel.part import place, size, take, within
+from fedpmt.submodel.part import NOTHING, place, take, travelling_shapes, within
 from fedpmt.training.messages import Capacity, Reply, Task
 from fedpmt.types import MODEL, Examples, Scalar
 
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from fedpmt.complexity.cost import Cost
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part
+    from fedpmt.submodel.part import Part, Shapes
     from fedpmt.training.objective import Objective
     from fedpmt.types import Arrays, Payload, Tensors
 
 D = TypeVar("D")
+TINY = 1e-6
+"""Added to a norm that is divided by."""
+
 Rng = Callable[[str], "np.random.Generator"]
 
 
@@ -51,6 +54,7 @@ class Site:
     models: Mapping[str, LayeredModel]
     objective: Objective
     settings: LocalSettings
+    public: Examples | None = None  # U: unlabelled, the same for everybody
 
 
 @dataclass
@@ -90,6 +94,9 @@ class LocalWork(Generic[D]):
 
     The defaults train the Part by SGD and send the trained tensors back.
     """
+
+    measures: tuple[str, ...] = ("train_loss",)
+    """The metrics that stand in every reply."""
 
     def first(self, device: int, rng: Rng) -> D | None:
         """What a device keeps before its first round: nothing."""
@@ -145,8 +152,14 @@ class LocalWork(Generic[D]):
             for name, tensor in local.items()
             if name not in params
         }
-        data, forward = split_forward(site, model, part, fixed, data)
+        data, forward = self.halves(site, model, part, fixed, data)
         return Run(site, task, part, params, fixed, data, forward)
+
+    def halves(
+        self, site: Site, model: LayeredModel, part: Part, fixed: Tensors, data: Examples
+    ) -> tuple[Examples, Callable[[Tensors, Arrays], Tensor]]:
+        """What batches are drawn from and how they are run: the frozen prefix is cut off."""
+        return split_forward(site, model, part, fixed, data)
 
     def loss(self, run: Run, batch: Examples, rng: Rng) -> Tensor:
         """The loss of one batch."""
@@ -155,6 +168,10 @@ class LocalWork(Generic[D]):
     def correct(self, run: Run, gradients: dict[str, Tensor], step: int) -> dict[str, Tensor]:
         """Change the gradients before the step is taken: not at all."""
         return gradients
+
+    def step(self, run: Run, gradients: dict[str, Tensor], velocity: dict[str, Tensor]) -> None:
+        """Move the parameters: by SGD."""
+        sgd_step(run.params, gradients, velocity, run.site.settings, run.corner)
 
     def reply(self, run: Run, own: D | None, data: Examples) -> tuple[Outcome, D | None]:
         """Send back what was trained, nothing else."""
@@ -166,8 +183,11 @@ class LocalWork(Generic[D]):
         return Outcome({MODEL: trained}), own
 
     def cost(self, part: Part, price: Callable[[Part], Cost]) -> Cost:
-        """What this work costs per batch: the price of the part."""
-        return price(part)
+        """What this work costs per batch: the price of the part, and what its task takes beside."""
+        cost, beside = price(part), part.beside
+        if beside is NOTHING:
+            return cost
+        return cost.plus(step=beside.step, once=beside.once, memory_bytes=beside.memory_bytes)
 
     def usage(self, part: Part, price: Callable[[Part], Cost], structure: Structure) -> Usage:
         """What a local round with this part takes of a device."""
@@ -176,13 +196,18 @@ class LocalWork(Generic[D]):
 
     def download_bytes(self, part: Part, structure: Structure) -> int:
         """How long the task's tensors are; must be what the method really sends."""
-        shapes = structure.shapes
-        return FLOAT_BYTES * sum(size(selection, shapes[name]) for name, selection in part.sent.items())
+        shapes = travelling_shapes(part.sent, structure.shapes)
+        return FLOAT_BYTES * sum(math.prod(shape) for shape in shapes.values()) + part.beside.task_bytes
+
+    def upload(self, part: Part, structure: Structure) -> dict[str, Shapes]:
+        """What `reply` really sends, as shapes by group and name: it is priced by it, and checked against it."""
+        return {MODEL: travelling_shapes(part.trained, structure.shapes), **part.beside.answers}
 
     def upload_bytes(self, part: Part, structure: Structure) -> int:
-        """How long the reply's tensors are; must be what `reply` really sends."""
-        travels = (*part.trained.items(), *part.reported.items())
-        return FLOAT_BYTES * sum(size(selection, structure.shapes[name]) for name, selection in travels)
+        """How long the reply's tensors are."""
+        return FLOAT_BYTES * sum(
+            math.prod(shape) for shapes in self.upload(part, structure).values() for shape in shapes.values()
+        )
 
     def evaluate(self, site: Site, shared: Tensors, own: D | None, data: Examples) -> Tensor:
         """Scores of a device's own model; only split and personal methods have one."""
@@ -200,6 +225,15 @@ def local_tensors(task: Task, part: Part, structure: Structure) -> dict[str, Ten
     return {
         name: place(received[name], selection, structure.shapes[name])
         for name, selection in part.sent.items()
+    }
+
+
+def received(task: Task, part: Part, structure: Structure) -> dict[str, Tensor]:
+    """What a device was sent of what it trains, in the form in which it goes back."""
+    local = local_tensors(task, part, structure)
+    return {
+        name: take(local[name], within(selection, part.sent[name]))
+        for name, selection in part.trained.items()
     }
 
 
@@ -258,15 +292,25 @@ def train(
                 zip(run.params, torch.autograd.grad(loss, list(run.params.values())), strict=True)
             )
             gradients = work.correct(run, gradients, run.steps)
-            sgd_step(run.params, gradients, velocity, settings, run.corner)
+            work.step(run, gradients, velocity)
             run.steps += 1
             total_loss += float(loss.detach())
             # Else the next step's gradients would be made beside these.
             del gradients, loss
     outcome, own = work.reply(run, own, data)
     metrics = {"train_loss": total_loss / max(1, run.steps), **outcome.metrics}
+    metrics = {name: value for name, value in metrics.items() if name in work.measures}
     reply = Reply(device, round_index, part, len(data), outcome.tensors, outcome.scalars, metrics)
     return reply, own
+
+
+def clipped(gradients: dict[str, Tensor], limit: float | None) -> dict[str, Tensor]:
+    """The gradients scaled down to this norm, all together, where they are longer."""
+    if limit is None:
+        return gradients
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients.values()]))
+    share = torch.clamp(limit / (norm + TINY), max=1.0)
+    return {name: gradient * share for name, gradient in gradients.items()}
 
 
 @torch.no_grad()

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from fedpmt.complexity.cost import FLOAT_BYTES
-from fedpmt.submodel.part import Mask, take
+from fedpmt.submodel.part import Mask, take, travelling_shapes
 from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fedpmt.complexity.cost import Cost
-    from fedpmt.submodel.part import Part
+    from fedpmt.models.structure import Structure
+    from fedpmt.submodel.part import Part, Shapes
     from fedpmt.training.messages import Task
     from fedpmt.types import Examples
 
@@ -42,6 +43,8 @@ class MaskedWork(LocalWork[Squares]):
     The mask is applied to gradients, never inside the graph: a masked-out weight has a gradient too, without which
     it could not come back.
     """
+
+    measures = (*LocalWork.measures, ACCURACY)
 
     def first(self, device: int, rng: Rng) -> Squares:
         return Squares({})
@@ -87,6 +90,10 @@ class MaskedWork(LocalWork[Squares]):
             return outcome, Squares(sums, version)
         squares = {name: take(sums[name], selection) for name, selection in run.part.reported.items()}
         return replace(outcome, tensors={**outcome.tensors, SQUARES: squares}), Squares({}, version)
+
+    def upload(self, part: Part, structure: Structure) -> dict[str, Shapes]:
+        squares = {SQUARES: travelling_shapes(part.reported, structure.shapes)} if part.reported else {}
+        return {**super().upload(part, structure), **squares}
 
     def gained(self, run: Run, samples: int) -> dict[str, Tensor]:
         """This round's share: n (Σ g)² over the local steps, or Σ g² where each step is to count by itself."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch.nn import functional
 
 from fedpmt.complexity.cost import FLOAT_BYTES
-from fedpmt.submodel.part import size
+from fedpmt.submodel.part import size, travelling_shapes
 from fedpmt.submodel.width import corners
 from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
 from fedpmt.types import SettingError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fedpmt.complexity.cost import Cost
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part
+    from fedpmt.submodel.part import Part, Shapes
     from fedpmt.training.messages import Task
     from fedpmt.types import Arrays, Examples
 
@@ -119,8 +119,16 @@ class NestedWork(LocalWork[None]):
     def download_bytes(self, part: Part, structure: Structure) -> int:
         return super().download_bytes(part, structure) + statistics_bytes(part, structure)
 
-    def upload_bytes(self, part: Part, structure: Structure) -> int:
-        return super().upload_bytes(part, structure) + statistics_bytes(part, structure)
+    def upload(self, part: Part, structure: Structure) -> dict[str, Shapes]:
+        buffers = buffers_of(structure)
+        statistics = {
+            statistics_of(level): travelling_shapes(
+                {name: one.sent[name] for name in buffers}, structure.shapes
+            )
+            for level, one in enumerate((*part.inner, part), start=1)
+            if buffers
+        }
+        return {**super().upload(part, structure), **statistics}
 
 
 def statistics_bytes(part: Part, structure: Structure) -> int:

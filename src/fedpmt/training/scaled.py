@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedpmt.submodel.part import Indices, local_shape
-from fedpmt.training.local import LocalWork, Rng, Run, Site
+from fedpmt.training.local import LocalWork, Rng, Run, Site, clipped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 RATE = "rate"
 ABSENT = "absent"
-TINY = 1e-6
 
 
 @dataclass(frozen=True)
@@ -106,10 +105,4 @@ class ScaledWork(LocalWork[None]):
         return run.site.objective.loss(outputs, batch.targets)
 
     def correct(self, run: Run, gradients: dict[str, Tensor], step: int) -> dict[str, Tensor]:
-        if self.clip is None:
-            return gradients
-        norm = torch.linalg.vector_norm(
-            torch.stack([torch.linalg.vector_norm(g) for g in gradients.values()])
-        )
-        share = torch.clamp(self.clip / (norm + TINY), max=1.0)
-        return {name: gradient * share for name, gradient in gradients.items()}
+        return clipped(gradients, self.clip)

@@ -1,0 +1,121 @@
+"""`fedpmt deploy`: the same run on Flower, with a process for each device."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedpmt import api
+from fedpmt.cli import show
+from fedpmt.cli.flags import with_settings
+from fedpmt.cli.runs import Json, Resume, settings_for
+from fedpmt.records import DeviceRecord, RunRecord
+from fedpmt.types import SettingError
+
+Out = Annotated[
+    Path,
+    typer.Option(
+        help="Folder of the app, the records, the devices' state and the logs.", rich_help_panel="The run"
+    ),
+]
+WriteOnly = Annotated[
+    bool,
+    typer.Option(
+        "--write-only",
+        help="Only write the Flower app; start it with `flwr run` where a SuperLink is.",
+        rich_help_panel="The run",
+    ),
+]
+UpdateLimit = Annotated[
+    float,
+    typer.Option(
+        help="Refuse updates whose norm is more than this many times that of the model.",
+        rich_help_panel="The run",
+    ),
+]
+
+
+@with_settings()
+def deploy(
+    given: dict[str, Any],
+    out: Out = Path("deployment"),
+    resume: Resume = False,
+    write_only: WriteOnly = False,
+    update_limit: UpdateLimit = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Train on Flower: a SuperLink and one SuperNode per device, started and stopped here.
+
+    `--deadline` is real seconds of a round here; a reply that is late, lost or refused is recorded as such.
+    """
+    from fedpmt.flower.deploy import SMALL, Places, deploy_here, write
+
+    places = Places(out)
+    settings = settings_for({**SMALL, **given} if not resume else given, places.run, resume=resume)
+    api.check(settings)
+    if not update_limit > 0:
+        raise SettingError(f"update-limit = '{update_limit}' is refused: a positive number is needed")
+    write(places, settings, {"update_limit": update_limit}, resume=resume)
+    if write_only:
+        show.say(f"the app is {places.app}; run it with: flwr run {places.app}")
+        return
+    try:
+        with show.progress(f"{settings.method} on {settings.devices} nodes", settings.rounds) as on_round:
+            finished = deploy_here(
+                places,
+                settings,
+                lambda: show.say(f"{settings.method}, {settings.devices} nodes: {out}"),
+                on_round,
+            )
+    except KeyboardInterrupt:
+        show.say(f"interrupted, all processes stopped; continue with fedpmt deploy --resume --out {out}")
+        raise
+    if finished.result is None:
+        raise SettingError(f"'{places.run}' is not finished")
+    if as_json:
+        print(finished.result.model_dump_json())
+        return
+    _tables(finished)
+
+
+def _tables(finished: RunRecord) -> None:
+    """The result, and what each device did for it."""
+    result = finished.result
+    assert result is not None
+    shown = {
+        "accuracy": show.percent(result.accuracy),
+        "rounds": str(result.rounds),
+        "seconds": show.number(result.virtual_seconds),
+        "uploaded": show.size(result.bytes_up),
+        "downloaded": show.size(result.bytes_down),
+        "weights_sha256": result.weights_sha256,
+        "records": result.run,
+    }
+    show.table(f"{result.method} on {result.data}, {result.partition}", ("", "value"), show.as_rows(shown))
+    of_device: dict[int, list[DeviceRecord]] = defaultdict(list)
+    for step in finished.rounds:
+        for one in step.devices:
+            of_device[one.device].append(one)
+    rows = []
+    for device, times in sorted(of_device.items()):
+        good = [one for one in times if one.outcome == "arrived"]
+        parts = sorted({one.part for one in good})
+        seconds = sum(one.seconds for one in good) / len(good) if good else None
+        rows.append(
+            [
+                str(device),
+                show.number(times[-1].speed, 2),
+                ", ".join(parts) or "-",
+                f"{len(good)} of {len(times)}",
+                show.number(seconds, 2),
+                show.size(sum(one.bytes_up for one in good)),
+            ]
+        )
+    columns = ("device", "speed", "trains", "replies that counted", "seconds of training", "uploaded")
+    show.table("What each device did", columns, rows)
+    lost = [(step.round, one) for step in finished.rounds for one in step.devices if one.reason]
+    for number, one in lost:
+        show.say(f"round {number}: device {one.device} {one.outcome}: {one.reason}")

@@ -1,0 +1,114 @@
+"""Data that no device owns: unlabelled for everybody (public), labelled for the server alone (validation).
+
+none              there is none
+holdout:SHARE     a share of the task's training set, at random; devices get none of it
+NAME, NAME:N      another data set's training inputs, scaled as the task's are; all of them or N at random
+generated:N       noise: N inputs of independent standard normal values, the scale that inputs are standardised to
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from fedpmt.data.datasets import load
+from fedpmt.seeds import generator
+from fedpmt.settings import held_out, parse_public
+from fedpmt.types import Examples, SettingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedpmt.data.datasets import Dataset
+    from fedpmt.types import Arrays
+
+NO_LABEL: Final = -1
+"""The target of a public sample: using it as a label fails at once."""
+
+_SAME_IMAGES = {"embedded": "mnist"}
+"""Data sets whose images are among another's."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Positions of the training set, in order and without overlap."""
+
+    kept: np.ndarray  # for the devices
+    public: np.ndarray
+    validation: np.ndarray
+
+
+def hold_out(public: str, validation: float, total: int, seed: int) -> Rows | None:
+    """Which samples are held out; None where none is, and devices share everything.
+
+    >>> rows = hold_out("holdout:0.1", 0.02, 100, seed=0)
+    >>> len(rows.kept), len(rows.public), len(rows.validation)
+    (88, 10, 2)
+    """
+    unlabelled, labelled = held_out(public, validation, total)
+    if unlabelled + labelled == 0:
+        return None
+    order = generator(seed, "public/holdout").permutation(total)
+    parts = np.split(order, [unlabelled, unlabelled + labelled])
+    return Rows(*(np.sort(parts[place]) for place in (2, 0, 1)))
+
+
+def check_public(public: str, data: str) -> None:
+    """Refuse another data set that is none: its images are those that devices hold."""
+    kind, _ = parse_public(public)
+    if kind in ("none", "holdout", "generated"):
+        return
+    own = data.partition(":")[0]
+    if _SAME_IMAGES.get(kind, kind) == _SAME_IMAGES.get(own, own):
+        raise SettingError(
+            f"public = '{public}' is refused: devices hold images of {own} themselves; "
+            "holdout:SHARE keeps some from them"
+        )
+
+
+def public_data(
+    public: str, dataset: Dataset, rows: Rows | None, data_dir: Path | None, seed: int
+) -> Examples | None:
+    """The unlabelled data that goes with a data set; None where there is none."""
+    kind, number = parse_public(public)
+    if kind == "none":
+        return None
+    if kind == "holdout":
+        if rows is None or not len(rows.public):
+            raise SettingError(
+                f"public = '{public}' holds out none of the {len(dataset.train)} training samples"
+            )
+        return unlabelled(dataset.train.take(rows.public))
+    if kind == "generated":
+        return noise(int(number), dataset.train.inputs, seed)
+    check_public(public, dataset.name)
+    other = load(kind, data_dir, like=dataset.name).train
+    shape = tuple(np.shape(dataset.train.inputs)[1:]) if not isinstance(dataset.train.inputs, Mapping) else ()
+    if shape == () or int(np.prod(shape)) != int(np.prod(other.inputs.shape[1:])):
+        raise SettingError(
+            f"public = '{public}' is refused: its inputs have another size than those of data = '{dataset.name}'"
+        )
+    if number > len(other):
+        raise SettingError(f"public = '{public}' is refused: there are {len(other)} samples")
+    if number:
+        other = other.take(np.sort(generator(seed, "public/draw").permutation(len(other))[: int(number)]))
+    inputs = other.inputs.reshape(len(other), *shape)
+    return unlabelled(Examples(inputs, other.targets, np.arange(len(other))))
+
+
+def unlabelled(examples: Examples) -> Examples:
+    """The same inputs without their targets."""
+    return Examples(examples.inputs, np.full(len(examples), NO_LABEL, dtype=np.int64), examples.ids)
+
+
+def noise(count: int, like: Arrays, seed: int) -> Examples:
+    """Noise in the shape of these inputs."""
+    if isinstance(like, Mapping) or like.dtype.kind != "f":
+        raise SettingError(
+            f"public = 'generated:{count}' is refused: only inputs that are one array of real numbers can be generated"
+        )
+    drawn = generator(seed, "public/noise").standard_normal((count, *like.shape[1:]), dtype=np.float32)
+    return unlabelled(Examples(drawn, np.zeros(count), np.arange(count)))

@@ -1,0 +1,172 @@
+"""What a node sends is looked at here before it can touch the model; the first thing wrong refuses the reply."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedpmt.flower.wire import METRICS, REPLY, array_bytes, npy_bytes, tensors
+from fedpmt.training.local import received
+from fedpmt.training.messages import Reply
+from fedpmt.types import MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flwr.app import Array, RecordDict
+
+    from fedpmt.flower.wire import Order
+    from fedpmt.models.structure import Structure
+    from fedpmt.submodel.part import Part
+    from fedpmt.training.local import LocalWork
+    from fedpmt.types import Payload, Tensors
+
+SCALARS_LENGTH = 10_000
+"""Characters of a method's own scalars; they are a handful of numbers."""
+
+
+class RefusedError(ValueError):
+    """A reply that is not taken; its text is the reason."""
+
+
+@dataclass(frozen=True)
+class Inspector:
+    """Everything that a reply is held against."""
+
+    structure: Structure
+    work: LocalWork[Any]
+    update_limit: float  # of ‖w_k - w‖ / ‖w‖, w all that was sent
+
+    def read(self, records: RecordDict, order: Order, samples: int) -> Reply:
+        """The reply to an order, or a refusal. `samples` is what the node said that it holds."""
+        said = _config(records)
+        for key, expected in (("run", order.run), ("round", order.round), ("device", order.device)):
+            _must(said.get(key) == expected, f"it names {key} '{said.get(key)}', not '{expected}'")
+        part = _part(said, order)
+        _must(said.get("samples") == samples, f"it trained on {said.get('samples')} samples, not {samples}")
+        seconds: Any = said.get("seconds")
+        _must(_number(seconds) and seconds >= 0, f"its training time '{seconds}' is not a number of seconds")
+        payload = self._payload(records, order, part)
+        self._bound(payload[MODEL], order, part)
+        return Reply(
+            order.device,
+            order.round,
+            part,
+            samples,
+            payload,
+            _scalars(said.get("scalars")),
+            self._metrics(records),
+            float(seconds),
+        )
+
+    def _payload(self, records: RecordDict, order: Order, part: Part) -> Payload:
+        """The tensors: the names, shapes and types that this part has, no more and no less, all finite."""
+        expected = self.work.upload(part, self.structure)
+        kinds = {
+            name: tensor.dtype for group in order.task.tensors.values() for name, tensor in group.items()
+        }
+        _same("groups", records.array_records, expected)
+        most = 0
+        for group, shapes in expected.items():
+            _same(f"tensors of {group}", records.array_records[group], shapes)
+            most += sum(
+                npy_bytes(shape, kinds.get(name, torch.float32).itemsize) for name, shape in shapes.items()
+            )
+        size = array_bytes(records)
+        _must(size <= most, f"its tensors take {size} bytes, where {most} are enough")
+        found = {}
+        for group, shapes in expected.items():
+            arrays = records.array_records[group]
+            for name, shape in shapes.items():
+                _fits(f"{group} '{name}'", arrays[name], shape, kinds.get(name, torch.float32))
+            found[group] = _read(group, arrays)
+            for name, tensor in found[group].items():
+                fits = tuple(tensor.shape) == shapes[name] and tensor.dtype == kinds.get(name, torch.float32)
+                _must(fits, f"{group} '{name}' is not what its header says")
+                _must(
+                    bool(torch.isfinite(tensor).all()), f"{group} '{name}' holds values that are not finite"
+                )
+        return found
+
+    def _bound(self, trained: Tensors, order: Order, part: Part) -> None:
+        """‖w_k - w‖ over what was trained, against the norm of all that was sent."""
+        before = received(order.task, part, self.structure)
+        moved = _norm([trained[name].double() - before[name].double() for name in trained])
+        limit = self.update_limit * max(
+            1.0, _norm([tensor.double() for tensor in order.task.tensors[MODEL].values()])
+        )
+        _must(moved <= limit, f"its update has norm {moved:.4g}, above the limit {limit:.4g}")
+
+    def _metrics(self, records: RecordDict) -> dict[str, float]:
+        found: Mapping[str, Any] = records.metric_records.get(METRICS, {})
+        _same("metrics", found, dict.fromkeys(self.work.measures))
+        for name, value in found.items():
+            _must(_number(value), f"metric '{name}' is not a finite number")
+        return {name: float(value) for name, value in found.items()}
+
+
+def _config(records: RecordDict) -> Mapping[str, Any]:
+    _same("config records", records.config_records, {REPLY: None})
+    found: Mapping[str, Any] = records.config_records[REPLY]
+    return found
+
+
+def _part(said: Mapping[str, Any], order: Order) -> Part:
+    """The part it says it trained: one of those it was offered, under its own name."""
+    place, offer = said.get("part"), order.task.offer
+    _must(
+        isinstance(place, int) and not isinstance(place, bool) and 0 <= place < len(offer),
+        f"it trained part '{place}' of {len(offer)} on offer",
+    )
+    part = offer[int(str(place))]
+    _must(said.get("label") == part.label, f"it trained '{said.get('label')}', not '{part.label}'")
+    return part
+
+
+def _fits(label: str, array: Array, shape: tuple[int, ...], kind: torch.dtype) -> None:
+    dtype = str(kind).removeprefix("torch.")
+    _must(tuple(array.shape) == shape, f"{label} has shape {tuple(array.shape)}, not {shape}")
+    _must(array.dtype == dtype, f"{label} is of type {array.dtype}, not {dtype}")
+
+
+def _read(group: str, arrays: Mapping[str, Array]) -> Tensors:
+    try:
+        return tensors(arrays)
+    except (ValueError, TypeError, EOFError, OSError, MemoryError) as error:
+        raise RefusedError(f"{group} cannot be read: {' '.join(str(error).split())[:200]}") from error
+
+
+def _scalars(text: object) -> dict[str, Any]:
+    _must(isinstance(text, str) and len(text) <= SCALARS_LENGTH, "its scalars are not a short text")
+    try:
+        found = json.loads(str(text))
+    except ValueError as error:
+        raise RefusedError("its scalars are not JSON") from error
+    _must(isinstance(found, dict), "its scalars are not a table")
+    for key, value in found.items():
+        _must(isinstance(value, str | bool) or _number(value), f"scalar '{key}' is not a finite number")
+    return dict(found)
+
+
+def _norm(parts: list[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(part.square().sum()) for part in parts))
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _same(what: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    wrong = [f"without {', '.join(missing)}"] if missing else []
+    wrong += [f"with {', '.join(extra)[:200]}"] if extra else []
+    _must(not wrong, f"{what} {' and '.join(wrong)}")
+
+
+def _must(holds: object, reason: str) -> None:
+    if not holds:
+        raise RefusedError(reason)

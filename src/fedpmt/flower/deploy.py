@@ -1,0 +1,149 @@
+"""A deployment from its settings to its records: write the app, start what is needed, watch the rounds, stop it all.
+
+app/        the Flower app, which `flwr run` takes too
+run/        the records, as of any run
+nodes/      what devices keep between rounds, one folder each
+processes/  logs, and Flower's own files
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedpmt import records
+from fedpmt.api import method_of
+from fedpmt.devices.fleet import make_fleet
+from fedpmt.flower.app_folder import write_app
+from fedpmt.flower.deployment import Deployment, refuse_simulated, refuse_uncarried
+from fedpmt.flower.loopback import FINISHED, Loopback, node_configs
+from fedpmt.records import RunRecord, read_rounds, read_run
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from fedpmt.records import RoundRecord
+    from fedpmt.settings import Settings
+
+LOOK_SECONDS = 0.5
+STATUS_SECONDS = 15.0
+"""Flower's own word on a run takes a second of a core each time; the records say the rest."""
+
+SMALL: dict[str, Any] = {"devices": 5, "rounds": 10}
+"""Where the user says nothing: what one machine can start as processes."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a deployment's files are."""
+
+    folder: Path
+
+    @property
+    def app(self) -> Path:
+        """The Flower app."""
+        return self.folder / "app"
+
+    @property
+    def run(self) -> Path:
+        """The records."""
+        return self.folder / "run"
+
+    @property
+    def nodes(self) -> Path:
+        """What devices keep."""
+        return self.folder / "nodes"
+
+    @property
+    def processes(self) -> Path:
+        """Logs and Flower's own files."""
+        return self.folder / "processes"
+
+
+def write(places: Places, settings: Settings, changes: dict[str, Any], *, resume: bool) -> None:
+    """Write the app folder; what holds a run already is only written to for its resume."""
+    if importlib.util.find_spec("flwr") is None:
+        raise SettingError("Flower is not installed: pip install 'fedpmt[flower]'")
+    refuse_simulated(settings)
+    refuse_uncarried(method_of(settings), settings.method)
+    if (places.run / records.CONFIG).exists() and not resume:
+        raise SettingError(
+            f"out = '{places.folder}' already holds a run; continue it with --resume or name another folder"
+        )
+    deployment = Deployment(out=str(places.run.absolute()), resume=resume, **changes)
+    write_app(places.app, settings, deployment)
+
+
+def deploy_here(
+    places: Places,
+    settings: Settings,
+    on_start: Callable[[], None],
+    on_round: Callable[[RoundRecord], None],
+) -> RunRecord:
+    """Run a written app on a SuperLink and SuperNodes of this machine, and stop them whatever happens."""
+    if (places.run / records.RESULT).exists():
+        return read_run(places.run)
+    fleet = make_fleet(settings)
+    speeds = [float(speed) for speed in fleet.speeds]
+    with leaving_on_signals(), Loopback(places.processes) as federation:
+        for config in node_configs(settings.devices, places.nodes, speeds):
+            federation.start_node(config)
+        done = len(read_rounds(places.run / records.ROUNDS))
+        run = federation.submit(places.app)
+        on_start()
+        watch(federation, run, places.run, done, on_round)
+    return read_run(places.run)
+
+
+def watch(
+    federation: Loopback, run: int, folder: Path, done: int, on_round: Callable[[RoundRecord], None]
+) -> None:
+    """Report rounds as they are written down, until the result is there or Flower has given up."""
+    asked = time.monotonic()
+    ended = ""
+    while True:
+        for record in read_rounds(folder / records.ROUNDS):
+            if record.round > done:
+                on_round(record)
+                done = record.round
+        if (folder / records.RESULT).exists():
+            return
+        if ended:
+            raise ChildProcessError(f"the run has ended as {ended}; {last_words(federation.log(run))}")
+        if time.monotonic() - asked > STATUS_SECONDS:
+            status = federation.status(run)
+            ended = status if status.startswith(FINISHED) else ""
+            asked = time.monotonic()
+        time.sleep(LOOK_SECONDS)
+
+
+def last_words(log: str) -> str:
+    """The line of a log that says what went wrong."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line]
+    return (errors or lines or ["its log is empty"])[-1]
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """A request to end (SIGTERM, SIGHUP) stops what was started, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,94 @@
+"""What a Flower run is told by its run config: the settings of any run, and a few of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedpmt.api import settings_of
+from fedpmt.methods.base import Method
+from fedpmt.settings import Settings
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OPTION = "options."
+SIMULATED = {
+    "over_select": 1,
+    "level_draw": "fixed",
+    "failure": 0,
+    "availability": 1,
+    "drift": "",
+    "time_budget": None,
+    "server_speed": None,
+}
+"""Settings that make up what happens by itself on real devices; on Flower they keep these values."""
+
+
+class Deployment(BaseModel):
+    """How a run is deployed, beside what it computes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    out: str = Field("", description="folder of the records, where the ServerApp runs")
+    resume: bool = Field(False, description="continue the run in that folder after its last finished round")
+    state_dir: str = Field("", description="where nodes without `state-dir` in their node config keep state")
+    min_nodes: int = Field(0, ge=0, description="nodes to wait for before the first round; 0: all devices")
+    wait_seconds: float = Field(120.0, gt=0, description="how long to wait for them; then those there begin")
+    update_limit: float = Field(
+        10.0, gt=0, description="largest norm of an update, as a multiple of the norm of the model sent"
+    )
+    transport_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="seconds of a round that are not training; widths are fitted to the deadline less these",
+    )
+    sample_limit: int = Field(0, ge=0, description="most samples a node may claim; 0: ten times `samples`")
+
+
+def read_config(run_config: Mapping[str, Any]) -> tuple[Settings, Deployment]:
+    """Both from one flat table in kebab case; an empty text is a setting that is not given."""
+    given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
+    options = {key.removeprefix(OPTION): given.pop(key) for key in list(given) if key.startswith(OPTION)}
+    own = {key: given.pop(key) for key in list(given) if key in Deployment.model_fields}
+    try:
+        deployment = Deployment.model_validate(own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0]).replace("_", "-")
+        raise SettingError(f"{key} = '{first['input']}' is refused: {first['msg'].lower()}") from None
+    settings = settings_of({**given, "options": options})
+    refuse_simulated(settings)
+    return settings, deployment
+
+
+def refuse_simulated(settings: Settings) -> None:
+    """Refuse what only the simulator has."""
+    for key, usual in SIMULATED.items():
+        if getattr(settings, key) != usual:
+            name = key.replace("_", "-")
+            raise SettingError(f"{name} = '{getattr(settings, key)}' is refused: only the simulator has it")
+
+
+def refuse_uncarried(method: Method[Any, Any], name: str) -> None:
+    """Refuse methods whose nets stay on the devices: Flower's server has none of them to evaluate."""
+    if type(method).kept_bytes is not Method.kept_bytes:
+        raise SettingError(
+            f"method = '{name}' is refused on Flower: its devices keep nets of their own, which only the simulator "
+            "can evaluate"
+        )
+
+
+def write_config(settings: Settings, deployment: Deployment) -> dict[str, Any]:
+    """The flat table that `read_config` reads back."""
+    table = {**settings.model_dump(mode="json", exclude={"options", "digest"}), **deployment.model_dump()}
+    flat = {key.replace("_", "-"): _none(key) if value is None else value for key, value in table.items()}
+    return {**flat, **{OPTION + key: value for key, value in settings.options.items()}}
+
+
+def _none(key: str) -> str:
+    """How a table says that a setting has no value: by leaving it out, unless that would give it one."""
+    usual = Settings.model_fields[key].default
+    return "" if usual is None else "none"

@@ -1,0 +1,155 @@
+"""The one strategy for all methods: it opens and closes the simulator's rounds, and Flower carries what is between."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from logging import INFO, WARNING
+from typing import TYPE_CHECKING
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.serverapp.strategy import Strategy
+
+from fedpmt.flower.checks import Inspector, RefusedError
+from fedpmt.flower.wire import Order, write_order
+from fedpmt.simulation.clock import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from flwr.app import Metadata
+    from flwr.serverapp import Grid
+
+    from fedpmt.devices.fleet import Fleet
+    from fedpmt.flower.deployment import Deployment
+    from fedpmt.flower.roster import Roster
+    from fedpmt.methods.base import Round
+    from fedpmt.records import Outcome
+    from fedpmt.simulation.loop import Asked, Federation
+    from fedpmt.simulation.runner import Journal
+    from fedpmt.training.messages import Reply
+
+NO_DEADLINE = 3600.0
+"""Seconds to wait for a round's replies where no deadline is set; a node that is lost is noticed within one minute."""
+
+EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+"""What the SuperLink answers in a node's place when the message's time is over."""
+
+
+class MethodStrategy(Strategy):
+    """Any method on Flower. A round's tasks come from its `assign`, its replies go to its `aggregate`."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        journal: Journal,
+        roster: Roster,
+        fleet: Fleet,
+        run: str,
+        deployment: Deployment,
+    ) -> None:
+        self.federation, self.journal, self.roster, self.run = federation, journal, roster, run
+        self.deployment = deployment
+        self.deadline = federation.settings.deadline or NO_DEADLINE
+        self._fleet = fleet  # as the settings have it
+        work, structure = federation.work, federation.problem.model.structure
+        self._inspector = Inspector(structure, work, deployment.update_limit)
+        self._round: Round | None = None
+        self._asked: list[Asked] = []
+        self._sent: dict[int, Metadata] = {}  # by device; Flower writes the message's id into it
+        self._begun = 0.0
+
+    def summary(self) -> None:
+        """Say what runs."""
+        settings = self.federation.settings
+        log(INFO, "\t├──> %s, seed %s, run %s", settings.method, settings.seed, self.run)
+        log(INFO, "\t└──> rounds done: %s of %s", self.journal.progress.rounds, settings.rounds)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Who is asked for what. A run that has stopped early asks nobody in the rounds that are left."""
+        self._round = None
+        if self.journal.stopped is not None:
+            return []
+        self.roster.wait(grid, 1, self.deployment.wait_seconds)
+        progress = self.journal.progress
+        federation = replace(self.federation, fleet=self.roster.fleet(self._fleet))
+        self._round = federation.round(progress)
+        self._asked = federation.asked(progress, self._round, reachable=set(self.roster.online()))
+        self._begun = time.monotonic()
+        able = [one for one in self._asked if one.able]
+        messages = [self._message(one) for one in able]
+        self._sent = {one.device.id: message.metadata for one, message in zip(able, messages, strict=True)}
+        return messages
+
+    def _message(self, one: Asked) -> Message:
+        content = write_order(self._order(one), self.federation.problem.model.structure)
+        node = self.roster.of(one.device.id).id
+        return Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=self.deadline)
+
+    def _order(self, one: Asked) -> Order:
+        return Order(
+            self.run, self.journal.progress.rounds, one.device.id, one.task, self.federation.planner.deadline
+        )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Look at each reply, fold those that hold in device order, and write down the round."""
+        if self._round is None:
+            return None, None
+        seconds = time.monotonic() - self._begun
+        answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        asked: list[Asked] = []
+        outcomes: list[Outcome] = []
+        good: list[Reply] = []
+        for one in self._asked:
+            sent = self._sent.get(one.device.id)
+            answer = None if sent is None else answers.pop(sent.message_id, None)
+            outcome, reason, reply = self._judge(one, answer)
+            outcomes.append(outcome)
+            if reply is None:
+                node = self.roster.of(one.device.id).id
+                said = (self._round.index + 1, one.device.id, node, outcome, reason)
+                log(WARNING, "round %s: device %s (node %s) %s: %s", *said)
+                asked.append(replace(one, seconds=seconds if one.able else 0.0, reason=reason))
+                continue
+            good.append(reply)
+            done = self.federation.priced(one.device, one.task, reply.part, one.samples, one.budget)
+            asked.append(replace(done, seconds=reply.seconds, transfer=0.0))
+        verdict = Verdict(tuple(outcomes), seconds)
+        closed = self.federation.close(self.journal.progress, self._round, asked, verdict, good)
+        record = self.journal.add(*closed)
+        self._round = None
+        shown = {"replies": len(good), "asked": len(asked)}
+        accuracy = {} if record.accuracy is None else {"accuracy": record.accuracy}
+        return None, MetricRecord({**shown, **accuracy})
+
+    def _judge(self, one: Asked, message: Message | None) -> tuple[Outcome, str, Reply | None]:
+        """What becomes of one device's answer, and why."""
+        if not one.able:
+            return "failed", "its part does not fit into its memory", None
+        if message is None or (message.has_error() and message.error.code in EXPIRED):
+            return "late", f"no reply within {self.deadline:g} seconds", None
+        if message.has_error():
+            reason = " ".join((message.error.reason or "").split())[-300:]
+            return "failed", f"error {message.error.code}: {reason}", None
+        if message.metadata.src_node_id != self._sent[one.device.id].dst_node_id:
+            return "refused", f"node {message.metadata.src_node_id} answered for it", None
+        try:
+            return "arrived", "", self._inspector.read(message.content, self._order(one), one.samples)
+        except RefusedError as error:
+            return "refused", str(error), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody: the server evaluates on its own test set when a round is closed."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Nothing came back."""
+        return None

@@ -1,0 +1,208 @@
+"""FedGKT: He, Annavaram and Avestimehr, "Group Knowledge Transfer: Federated Learning of Large CNNs at the Edge", 2020.
+
+A device trains a small net of its own, a stem and a head; the server trains the large rest of the net on the features
+that the stems make of the devices' samples. Knowledge goes both ways as logits, and no weights travel at all:
+
+    device:  CE(z_c, y) + α KD(z_c <- z_s)        then features, z_c and y of every sample go up
+    server:  KD(z_s <- z_c) + α CE(z_s, y)        then z_s of every sample goes down, at the device's next turn
+
+with KD = T² KL(softmax(z_teacher / T) || softmax(z_student / T)). What predicts is a stem and the server's net
+together.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from fedpmt.complexity.cost import FLOAT_BYTES
+from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
+from fedpmt.submodel.depth import full, suffix
+from fedpmt.submodel.part import GLOBAL, Beside, Part
+from fedpmt.training.messages import Client, Reply, Task
+from fedpmt.types import MODEL, Examples, SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import numpy as np
+    from torch import Tensor
+
+    from fedpmt.models.layered import LayeredModel
+    from fedpmt.models.structure import Structure
+    from fedpmt.training.adam import Adam, Moments
+    from fedpmt.training.local import LocalWork
+    from fedpmt.training.transfer import Edge
+    from fedpmt.types import Arrays
+
+
+@dataclass(frozen=True)
+class Group:
+    """The server's state."""
+
+    structure: Structure  # of the whole net
+    edge: Structure  # of the devices' net
+    tensors: Mapping[str, Tensor]  # the server's net: all layers behind the tap
+    moments: Moments | None  # of Adam, on them
+    logits: Mapping[int, Tensor]  # z_s of the samples of each device that took part, in the order they came
+
+
+@dataclass(frozen=True)
+class FedGKT(Method[Group, "Edge"]):
+    """Features and logits instead of weights. One edge net for all devices: a budget does not act on it."""
+
+    needs_classes: ClassVar[bool] = True
+
+    alpha: float = 1.0  # α on the device: of the server's knowledge
+    server_alpha: float = 1.0  # α on the server: of the labels
+    temperature: float = 3.0  # T
+    epochs: int = 20  # E_s: of the server over what came in, at most; what its cap allows may be less
+    rate: float = 1e-3  # η of Adam, on both sides
+    weight_decay: float = 1e-4  # of Adam
+    distil: bool = True  # whether the server learns from the devices' logits too, or from labels alone
+    optimizer: Literal["adam", "sgd"] = "adam"  # of devices; sgd takes the run's settings
+
+    def __post_init__(self) -> None:
+        for key in ("alpha", "server_alpha", "epochs", "weight_decay"):
+            if not getattr(self, key) >= 0:
+                raise SettingError(f"fedgkt.{key} = '{getattr(self, key)}' is refused: it must be 0 or more")
+        for key in ("temperature", "rate"):
+            if not getattr(self, key) > 0:
+                raise SettingError(f"fedgkt.{key} = '{getattr(self, key)}' is refused: it must be above 0")
+
+    def adam(self) -> Adam:
+        """AMSGrad, as in the official code."""
+        from fedpmt.training.adam import Adam
+
+        return Adam(self.rate, self.weight_decay, amsgrad=True)
+
+    def prototypes(
+        self, model: LayeredModel, example: Arrays, rng: Callable[[str], np.random.Generator]
+    ) -> Mapping[str, LayeredModel]:
+        """The edge net: the first layer, with what follows it, and a linear head on its features."""
+        import copy
+
+        from torch import nn
+
+        from fedpmt.models.build import FlatLinear, initialise
+        from fedpmt.models.layered import layered
+        from fedpmt.training.transfer import EDGE, HEAD, STEM
+
+        layers = len(model.structure.layers)
+        if not model.composable or layers < 2:
+            raise SettingError(
+                "method = 'fedgkt' is refused: it needs a model that is a chain of its layers, two or more"
+            )
+        trial = model.clone()
+        trial.set_training([False] * layers)
+        features = trial.prefix(STEM, trial.initial(), example)
+        classes = trial.suffix(STEM, trial.initial(), features).shape[-1]
+        head = FlatLinear(features.shape[1:], classes)
+        initialise(head, rng("edge"))
+        stem = [copy.deepcopy(module) for _, module in trial.modules_of(0, STEM)]
+        named = OrderedDict[str, nn.Module]((f"stem{place}", module) for place, module in enumerate(stem))
+        return {EDGE: layered(nn.Sequential(named | {HEAD: head}))}
+
+    def kept_bytes(self, structures: Mapping[str, Structure]) -> int:
+        """The edge net, and three moments of each of its parameters."""
+        from fedpmt.training.transfer import EDGE
+
+        return 4 * FLOAT_BYTES * structures[EDGE].size(structures[EDGE].tensors)
+
+    def init(self, setup: Setup) -> Group:
+        from fedpmt.training.transfer import EDGE, STEM
+
+        whole, edge = setup.prototypes[GLOBAL], setup.prototypes[EDGE].structure
+        names = [name for layer in whole.structure.layers[STEM:] for name in layer.tensors]
+        return Group(whole.structure, edge, {name: whole.tensors[name] for name in names}, None, {})
+
+    def assign(self, state: Group, client: Client, round: Round) -> Task:
+        from fedpmt.training.transfer import EDGE, FEATURES, LABELS, LOGITS, TEACHER, TRANSFER
+
+        net = full(state.edge, EDGE)
+        cost = round.price(net)
+        # The head's columns are the features, its rows the classes.
+        classes, features = state.edge.shapes[state.edge.layers[-1].parameters[0]]
+        beside = Beside(
+            once=cost.inference,  # one more pass over all samples, to tell of them
+            memory_bytes=3 * FLOAT_BYTES * state.edge.size(state.edge.parameters),
+            task_bytes=FLOAT_BYTES * client.samples * classes * (client.id in state.logits),
+            answers={
+                TRANSFER: {
+                    FEATURES: (client.samples, features),
+                    LOGITS: (client.samples, classes),
+                    LABELS: (client.samples,),
+                }
+            },
+        )
+        part = Part(EDGE, {}, {}, "edge net", kept=net.trained, beside=beside)
+        known = {TEACHER: {LOGITS: state.logits[client.id]}} if client.id in state.logits else {}
+        return Task((part,), {MODEL: {}, **known})
+
+    def local(self) -> LocalWork[Edge]:
+        from fedpmt.training.transfer import EdgeWork
+
+        return EdgeWork(self.adam() if self.optimizer == "adam" else None, self.alpha, self.temperature)
+
+    def aggregate(self, state: Group, replies: Iterable[Reply], round: Round) -> Step[Group]:
+        import numpy as np
+        import torch
+
+        from fedpmt.training.distillation import answers, on_server
+        from fedpmt.training.transfer import (
+            EDGE,
+            FEATURES,
+            LABELS,
+            LOGITS,
+            STEM,
+            TRANSFER,
+            ServerHalfWork,
+            behind_the_tap,
+        )
+
+        arrived = sorted(replies, key=lambda reply: reply.device)
+        if not arrived:
+            return Step(state)
+        told = [reply.tensors[TRANSFER] for reply in arrived]
+        features, logits, labels = (
+            torch.cat([one[key] for one in told]) for key in (FEATURES, LOGITS, LABELS)
+        )
+        server = round.server
+        features = behind_the_tap(server.site.models[EDGE], features)
+        data = Examples(features, {LOGITS: logits, LABELS: labels.long()}, np.arange(len(features)))
+        part = suffix(state.structure, STEM, "behind the tap")
+        part = replace(part, sent=part.trained)
+        cost = round.price(suffix(state.structure, STEM, ""))
+        batches = -(-len(data) // server.site.settings.batch)
+
+        def operations(steps: int) -> float:
+            # All z_s are computed once, when the net is done; the stem is the devices' to run.
+            return steps * (cost.operations - cost.prefix) + batches * cost.forward
+
+        wanted = self.epochs * batches
+        steps = server.affordable(operations, wanted)
+        tensors, moments, metrics = state.tensors, state.moments, {}
+        if steps:
+            tensors, moments, loss = on_server(
+                ServerHalfWork(self.adam(), self.server_alpha, self.temperature, self.distil),
+                server.site,
+                Task((part,), {MODEL: tensors}),
+                part,
+                moments,
+                data,
+                lambda purpose: round.rng(f"server/{purpose}"),
+                steps=steps,
+                rate=self.rate,
+                round_index=round.index,
+            )
+            metrics["server_loss"] = loss
+        known = answers(server.site.models[GLOBAL], tensors, data, STEM)
+        parts = torch.split(known, [len(one[LABELS]) for one in told])
+        fresh = {reply.device: own.clone() for reply, own in zip(arrived, parts, strict=True)}
+        metrics |= {"server_steps": float(steps), "server_steps_default": float(wanted)}
+        after = replace(state, tensors=tensors, moments=moments, logits={**state.logits, **fresh})
+        return Step(after, metrics, operations(steps))
+
+    def predictor(self, state: Group) -> Predictor:
+        return Predictor("split", GLOBAL, state.tensors)

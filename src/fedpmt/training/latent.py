@@ -1,0 +1,159 @@
+"""Work with a generator of latent features, which are what enters the classifier (FedGen).
+
+G(ε, y) = W_2 relu(norm(W_1 [ε, onehot(y)])),   ε uniform on [0, 1)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedpmt.training.adam import STEPPER, AdamWork, Moments, Stepper
+from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
+
+if TYPE_CHECKING:
+    from fedpmt.submodel.part import Part
+    from fedpmt.training.messages import Task
+    from fedpmt.types import Examples, Tensors
+
+GENERATOR, COUNTS = "generator", "label_counts"
+HEADS, SHARES = "heads", "shares"
+MOMENTUM = 0.1
+"""Of the running statistics of the generator's norm."""
+
+
+def new_generator(
+    classes: int, latent: int, noise: int, hidden: int, rng: np.random.Generator
+) -> dict[str, Tensor]:
+    """θ before the first round, drawn as torch draws linear layers."""
+
+    def drawn(units: int, inputs: int) -> tuple[Tensor, Tensor]:
+        bound = inputs**-0.5
+        weight, bias = (rng.uniform(-bound, bound, shape) for shape in ((units, inputs), (units,)))
+        return torch.from_numpy(weight).float(), torch.from_numpy(bias).float()
+
+    (first, first_bias), (second, second_bias) = drawn(hidden, noise + classes), drawn(latent, hidden)
+    return {
+        "first.weight": first,
+        "first.bias": first_bias,
+        "norm.weight": torch.ones(hidden),
+        "norm.bias": torch.zeros(hidden),
+        "second.weight": second,
+        "second.bias": second_bias,
+        "norm.mean": torch.zeros(hidden),
+        "norm.variance": torch.ones(hidden),
+    }
+
+
+STATISTICS = ("norm.mean", "norm.variance")
+
+
+def generate(generator: Tensors, noise: Tensor, labels: Tensor, *, training: bool = False) -> Tensor:
+    """G(ε, y). In training the running statistics are moved, in place; else they are used."""
+    classes = generator["first.weight"].shape[1] - noise.shape[1]
+    given = torch.cat([noise, functional.one_hot(labels, classes).to(noise.dtype)], dim=1)
+    hidden = functional.linear(given, generator["first.weight"], generator["first.bias"])
+    hidden = functional.batch_norm(
+        hidden,
+        generator["norm.mean"],
+        generator["norm.variance"],
+        generator["norm.weight"],
+        generator["norm.bias"],
+        training=training,
+        momentum=MOMENTUM,
+    )
+    return functional.linear(hidden.relu(), generator["second.weight"], generator["second.bias"])
+
+
+def diversity(features: Tensor, noise: Tensor) -> Tensor:
+    """exp(-mean_ij (mean |G_i - G_j| · mean (ε_i - ε_j)²)): 1 where all features coincide, less where noise shows."""
+    apart = (features[:, None] - features[None]).abs().mean(dim=2)
+    drawn = (noise[:, None] - noise[None]).square().mean(dim=2)
+    return torch.exp(-(apart * drawn).mean())
+
+
+def noise_of(rng: np.random.Generator, count: int, size: int, device: torch.device) -> Tensor:
+    """ε for so many samples."""
+    return torch.from_numpy(rng.random((count, size), dtype=np.float32)).to(device)
+
+
+@dataclass(frozen=True)
+class GeneratorWork(AdamWork):
+    """The server's: G learns features that the devices' heads call by their label, and that differ. Heads stay."""
+
+    agreement: float  # weight of the heads' cross-entropy
+    variety: float  # weight of the diversity term
+
+    def start(self, site: Site, task: Task, part: Part, own: Moments | None, data: Examples, rng: Rng) -> Run:
+        generator = task.tensors[GENERATOR]
+        params = {
+            name: tensor.clone().requires_grad_()
+            for name, tensor in generator.items()
+            if name not in STATISTICS
+        }
+        fixed = {name: generator[name].clone() for name in STATISTICS}
+        memo: dict[str, Any] = {**task.tensors[HEADS]}
+        if self.adam is not None:
+            memo[STEPPER] = Stepper(self.adam, own or Moments())
+        return Run(site, task, part, params, fixed, data, lambda tensors, inputs: inputs, memo=memo)
+
+    def loss(self, run: Run, batch: Examples, rng: Rng) -> Tensor:
+        features = generate(run.tensors, batch.inputs, batch.targets, training=True)
+        # One head per device: (devices, batch, classes).
+        logits = torch.einsum("bi,kci->kbc", features, run.memo["weight"]) + run.memo["bias"][:, None]
+        each = functional.cross_entropy(
+            logits.flatten(0, 1), batch.targets.repeat(len(logits)), reduction="none"
+        )
+        # Σ_k mean_y α_k^y CE(head_k(G(y)), y)
+        shares = run.memo[SHARES][:, batch.targets]
+        agreement: Tensor = (shares * each.view(len(logits), -1)).mean(dim=1).sum()
+        return self.agreement * agreement + self.variety * diversity(features, batch.inputs)
+
+    def reply(self, run: Run, own: Moments | None, data: Examples) -> tuple[Outcome, Moments]:
+        kept = Moments() if self.adam is None else run.memo[STEPPER].moments()
+        return Outcome({GENERATOR: {name: tensor.detach() for name, tensor in run.tensors.items()}}), kept
+
+
+@dataclass(frozen=True)
+class RegularisedWork(LocalWork[None]):
+    """A device's: features of G, by its own head, beside its samples."""
+
+    generative: str  # the scalar of a task that weighs cross-entropy on features of any label
+    latent: str  # the scalar that weighs the pull of answers towards those for features of the same label
+
+    def loss(self, run: Run, batch: Examples, rng: Rng) -> Tensor:
+        outputs = run.forward(run.tensors, batch.inputs)
+        loss = run.site.objective.loss(outputs, batch.targets)
+        generative, latent = (float(run.task.scalars[name]) for name in (self.generative, self.latent))
+        generator = run.task.tensors.get(GENERATOR)
+        if generator is None or not (generative or latent):
+            return loss
+        # One generator for all steps of a round.
+        drawn = run.memo.setdefault("drawn", rng("latent"))
+        model = run.site.models[run.part.model]
+        last, size = len(model.structure.layers) - 1, generator["first.weight"].shape[1] - outputs.shape[1]
+        count = len(batch)
+        if generative:
+            labels = torch.from_numpy(drawn.integers(outputs.shape[1], size=count)).to(outputs.device)
+            features = generate(generator, noise_of(drawn, count, size, outputs.device), labels)
+            loss = loss + generative * functional.cross_entropy(
+                model.suffix(last, run.tensors, features), labels
+            )
+        if latent:
+            features = generate(generator, noise_of(drawn, count, size, outputs.device), batch.targets)
+            with torch.no_grad():
+                target = functional.softmax(model.suffix(last, run.tensors, features), dim=1)
+            log_own = functional.log_softmax(outputs, dim=1)
+            loss = loss + latent * functional.kl_div(log_own, target, reduction="batchmean")
+        return loss
+
+    def reply(self, run: Run, own: None, data: Examples) -> tuple[Outcome, None]:
+        outcome, _ = super().reply(run, own, data)
+        classes = run.params[next(reversed(run.params))].shape[0]
+        counts = torch.bincount(data.targets, minlength=classes).float()
+        return replace(outcome, tensors={**outcome.tensors, COUNTS: {COUNTS: counts}}), None

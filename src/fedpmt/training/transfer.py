@@ -1,0 +1,152 @@
+"""Both halves of group knowledge transfer (FedGKT): a device's edge net, and the server's net behind its features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedpmt.models.build import FlatLinear
+from fedpmt.submodel.part import GLOBAL
+from fedpmt.training.adam import STEPPER, Adam, AdamWork, Moments, Stepper
+from fedpmt.training.distillation import CHUNK, answers
+from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
+from fedpmt.types import MODEL, Examples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fedpmt.models.layered import LayeredModel
+    from fedpmt.submodel.part import Part
+    from fedpmt.training.messages import Task
+    from fedpmt.types import Arrays, Tensors
+
+EDGE = "edge"
+"""The name of the devices' net: the global net's first layer, then a linear head."""
+
+HEAD = "head"
+STEM = 1
+"""Layers before the tap: what the edge net shares the shape of, and the server's net does not have."""
+
+FEATURES, LOGITS, LABELS = "features", "logits", "labels"
+TRANSFER, TEACHER = "transfer", "teacher"
+FLOOR = 1e-7
+"""Added to a teacher's probabilities."""
+
+
+def knowledge(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """KD = T² KL(softmax(z_t / T) + 1e-7 || softmax(z_s / T)), the mean over a batch."""
+    target = functional.softmax(teacher.detach() / temperature, dim=-1) + FLOOR
+    log_own = functional.log_softmax(student / temperature, dim=-1)
+    return temperature**2 * functional.kl_div(log_own, target, reduction="batchmean")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What a device keeps: its net, Adam's moments, and the samples that it told the server of, in that order."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # empty before its first round
+    moments: Moments = field(default_factory=Moments)
+    ids: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class EdgeWork(LocalWork[Edge]):
+    """CE(z_c, y) + α KD(z_c <- z_s), then features, logits and labels of all samples for the server."""
+
+    adam: Adam | None
+    alpha: float
+    temperature: float  # T
+
+    def first(self, device: int, rng: Rng) -> Edge:
+        return Edge()
+
+    def start(self, site: Site, task: Task, part: Part, own: Edge | None, data: Examples, rng: Rng) -> Run:
+        own = own or Edge()
+        tensors = own.tensors or site.models[part.model].initial()
+        run = super().start(site, replace(task, tensors={MODEL: tensors}), part.resident(), own, data, rng)
+        if self.adam is not None:
+            run.memo[STEPPER] = Stepper(self.adam, own.moments)
+        if TEACHER in task.tensors and self.alpha:
+            # By the sample's identity: batches come in another order every round.
+            run.memo[TEACHER] = task.tensors[TEACHER][LOGITS]
+            order = np.argsort(own.ids)
+            run.memo["rows"] = lambda ids: order[np.searchsorted(own.ids, ids, sorter=order)]
+        return run
+
+    def loss(self, run: Run, batch: Examples, rng: Rng) -> Tensor:
+        outputs = run.forward(run.tensors, batch.inputs)
+        loss = run.site.objective.loss(outputs, batch.targets)
+        if TEACHER in run.memo:
+            teacher = run.memo[TEACHER][torch.from_numpy(run.memo["rows"](batch.ids))]
+            loss = loss + self.alpha * knowledge(outputs, teacher, self.temperature)
+        return loss
+
+    def step(self, run: Run, gradients: dict[str, Tensor], velocity: dict[str, Tensor]) -> None:
+        if self.adam is None:
+            super().step(run, gradients, velocity)
+        else:
+            run.memo[STEPPER].step(run.params, gradients)
+
+    def reply(self, run: Run, own: Edge | None, data: Examples) -> tuple[Outcome, Edge]:
+        tensors = {name: tensor.detach() for name, tensor in run.tensors.items()}
+        model = run.site.models[run.part.model]
+        features = features_of(model, tensors, data)
+        told = Examples(features, data.targets, data.ids)
+        tensors_up = {
+            FEATURES: features.flatten(1),
+            LOGITS: answers(model, tensors, told, STEM),
+            LABELS: data.targets.to(torch.int32),
+        }
+        moments = run.memo[STEPPER].moments() if self.adam is not None else Moments()
+        return Outcome({MODEL: {}, TRANSFER: tensors_up}), Edge(tensors, moments, data.ids)
+
+    def evaluate(self, site: Site, shared: Tensors, own: Edge | None, data: Examples) -> Tensor:
+        if own is None:
+            raise ValueError("only a device that took part has a net")
+        features = features_of(site.models[EDGE], own.tensors, data)
+        outputs = answers(site.models[GLOBAL], shared, Examples(features, data.targets, data.ids), STEM)
+        return site.objective.score(outputs, data.targets)
+
+
+def features_of(model: LayeredModel, tensors: Tensors, data: Examples) -> Tensor:
+    """What an edge net's stem makes of all samples, in evaluation mode."""
+    model.set_training([False] * len(model.structure.layers))
+    pieces = [
+        model.prefix(STEM, tensors, data.take(slice(start, start + CHUNK)).inputs)
+        for start in range(0, len(data), CHUNK)
+    ]
+    return torch.cat(pieces)
+
+
+def behind_the_tap(edge: LayeredModel, features: Tensor) -> Tensor:
+    """Features as the layer after the tap takes them; they travel flat."""
+    head = edge.module.get_submodule(HEAD)
+    assert isinstance(head, FlatLinear)
+    return features.reshape(len(features), *head.shape)
+
+
+@dataclass(frozen=True)
+class ServerHalfWork(AdamWork):
+    """KD(z_s <- z_c) + α CE(z_s, y) on features that devices sent; targets are their logits and labels."""
+
+    alpha: float
+    temperature: float  # T
+    distil: bool
+
+    def halves(
+        self, site: Site, model: LayeredModel, part: Part, fixed: Tensors, data: Examples
+    ) -> tuple[Examples, Callable[[Tensors, Arrays], Tensor]]:
+        """Features enter behind the tap."""
+        return data, lambda tensors, inputs: model.suffix(STEM, tensors, inputs)
+
+    def loss(self, run: Run, batch: Examples, rng: Rng) -> Tensor:
+        outputs = run.forward(run.tensors, batch.inputs)
+        loss = self.alpha * run.site.objective.loss(outputs, batch.targets[LABELS])
+        if self.distil:
+            loss = loss + knowledge(outputs, batch.targets[LOGITS], self.temperature)
+        return loss

@@ -1,0 +1,181 @@
+"""Data that no device owns: where it comes from, how much of it there is, and that no device holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_files import write_idx
+
+from fedpmt import api
+from fedpmt.data.datasets import from_arrays
+from fedpmt.data.federated import federate, federate_dataset
+from fedpmt.data.public import NO_LABEL, hold_out
+from fedpmt.methods.fedavg import FedAvg
+from fedpmt.settings import resolve
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZES: dict[str, Any] = {"partition_seed": 0, "devices": 8, "samples": 20, "data_dir": None}
+
+
+@dataclass(frozen=True)
+class Needy(FedAvg):
+    """A method that needs both kinds of data and does nothing with them."""
+
+    needs_public = True
+    needs_validation = True
+
+
+@given(st.floats(0.01, 0.6), st.floats(0, 0.3), st.integers(20, 500), st.integers(0, 5))
+def test_what_is_held_out_is_apart_from_the_rest(
+    share: float, labelled: float, total: int, seed: int
+) -> None:
+    rows = hold_out(f"holdout:{share}", labelled, total, seed)
+    if rows is None:
+        assert round(share * total) + round(labelled * total) == 0
+        return
+    assert (len(rows.public), len(rows.validation)) == (round(share * total), round(labelled * total))
+    together = np.concatenate([rows.kept, rows.public, rows.validation])
+    assert sorted(together.tolist()) == list(range(total))
+
+
+@pytest.mark.parametrize("partition", ["iid", "classes:2", "dirichlet:0.5", "iid:replace"])
+def test_no_device_holds_public_or_validation_samples(partition: str) -> None:
+    data = federate("embedded", partition=partition, public="holdout:0.5", validation=0.1, **SIZES)
+    assert data.public is not None
+    assert data.validation is not None
+    assert (len(data.public), len(data.validation)) == (2000, 400)
+    held = {int(one) for device in range(8) for one in data.shard(device).ids}
+    assert not held & ({*data.public.ids.tolist()} | {*data.validation.ids.tolist()})
+    assert set(data.public.targets.tolist()) == {NO_LABEL}
+    train = data.training_set()
+    assert train is not None
+    np.testing.assert_array_equal(train.targets[data.validation.ids], data.validation.targets)
+    # A shard by rows is the shard, and its labels are its own.
+    np.testing.assert_array_equal(train.take(data.rows(3)).inputs, data.shard(3).inputs)  # type: ignore[arg-type]
+    counts = data.label_counts(3)
+    assert counts is not None
+    np.testing.assert_array_equal(counts, np.bincount(data.shard(3).targets, minlength=10))
+
+
+def test_without_any_the_split_is_what_it_was() -> None:
+    with_none = federate("embedded", partition="iid", public="none", **SIZES)
+    plain = federate("embedded", partition="iid", **SIZES)
+    assert with_none.public is with_none.validation is None
+    np.testing.assert_array_equal(with_none.shard(2).ids, plain.shard(2).ids)
+
+
+def test_another_data_set_is_scaled_as_the_task_is(tmp_path: Path) -> None:
+    """The net sees a byte of either set as the same number, else public data would look like another sensor's."""
+    for name in ("mnist", "fashion-mnist"):
+        write_idx(tmp_path / name)
+    sizes = {**SIZES, "devices": 2, "samples": 2, "data_dir": tmp_path}
+    data = federate("fashion-mnist", partition="iid", public="mnist:3", **sizes)
+    assert data.public is not None
+    assert len(data.public) == 3
+    values = (np.arange(256) / 255 - 0.2860) / 0.3530
+    assert np.abs(data.public.inputs.reshape(-1, 1) - values).min(axis=1).max() < 1e-6
+
+
+def test_noise_has_the_inputs_shape_and_the_scale_they_are_standardised_to() -> None:
+    data = federate("embedded", partition="iid", public="generated:200", **SIZES)
+    assert data.public is not None
+    assert data.public.inputs.shape == (200, 1, 28, 28)
+    assert abs(data.public.inputs.mean()) < 0.02
+    assert abs(data.public.inputs.std() - 1) < 0.02
+
+
+def test_synthetic_data_is_drawn_afresh() -> None:
+    data = federate("synthetic", partition="iid", public="holdout:0.1", validation=0.05, **SIZES)
+    assert data.public is not None
+    assert data.validation is not None
+    assert (len(data.public), len(data.validation)) == (16, 8)
+    drawn = np.concatenate([data.shard(device).inputs for device in range(8)] + [data.test.inputs])
+    for one in (*data.public.inputs, *data.validation.inputs):
+        assert not (drawn == one).all(axis=1).any()
+
+
+def test_a_users_arrays_are_held_out_too() -> None:
+    arrays = (np.arange(40.0)[:, None], np.arange(40) % 2)
+    data = federate_dataset(
+        from_arrays(arrays, arrays),
+        partition="iid",
+        partition_seed=0,
+        devices=4,
+        samples=9,
+        public="holdout:0.1",
+    )
+    assert data.public is not None
+    held = np.concatenate([data.shard(device).inputs for device in range(4)])
+    assert sorted(np.concatenate([held, data.public.inputs])[:, 0].tolist()) == list(range(40))
+
+
+def test_methods_that_need_some_get_a_tenth_and_devices_a_little_less() -> None:
+    filled = api.with_public({"data": "embedded"}, [Needy])
+    settings = resolve(filled)
+    assert (settings.public, settings.validation, settings.samples) == ("holdout:0.1", 0.02, 70)
+    assert (
+        resolve({"data": "mnist", "public": "holdout:0.1"}).samples == 300
+    )  # half of it is nobody's as it is
+    assert api.with_public({"public": "generated:9"}, [Needy])["public"] == "generated:9"
+    assert "public" not in api.with_public({}, ["fedavg"])
+
+
+def test_compared_methods_hold_the_same_data_and_the_record_has_the_sizes() -> None:
+    runs = api.compare([Needy(), "fedpmt"], rounds=1, devices=5, cohort=5, samples=10)
+    for run in runs:
+        assert run.result is not None
+        assert (run.result.public_samples, run.result.validation_samples) == (400, 80)
+    assert runs[0].settings["public"] == runs[1].settings["public"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"public": "holdout"}, "public = 'holdout' is refused: write holdout:SHARE"),
+        ({"public": "holdout:1.5"}, "write holdout:SHARE with a share between 0 and 1"),
+        ({"public": "hold:0.1"}, "public = 'hold:0.1' is unknown"),
+        ({"public": "none:3"}, "none takes no number"),
+        ({"public": "generated"}, "write generated:N"),
+        ({"public": "mnist:2.5"}, "write mnist:N"),
+        ({"public": "holdout:0.7", "validation": 0.4}, "leave nothing for the devices"),
+        ({"validation": 1.0}, "validation = '1.0' is refused"),
+        ({"validation": "much"}, "validation = 'much' is refused"),
+        ({"public": "mnist"}, "devices hold images of embedded themselves"),
+        ({"public": "cifar10", "data": "cifar10", "task": "cnn-cifar10"}, "devices hold images of cifar10"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        api.check(resolve(given))
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_method_without_the_data_it_needs_is_refused() -> None:
+    with pytest.raises(
+        SettingError, match=r"public = 'none' is refused: needy needs some \(e.g. holdout:0.1\)"
+    ):
+        api.run(Needy(), rounds=1, public="none")
+
+
+def test_inputs_of_another_size_are_refused(tmp_path: Path) -> None:
+    write_idx(tmp_path / "mnist")
+    flat = (np.zeros((9, 5), np.float32), np.arange(9) % 2)
+    with pytest.raises(SettingError, match="another size than those of data = 'arrays'"):
+        federate_dataset(
+            from_arrays(flat, flat),
+            partition="iid",
+            partition_seed=0,
+            devices=1,
+            samples=1,
+            data_dir=tmp_path,
+            public="mnist",
+        )

@@ -1,0 +1,157 @@
+"""Flower without its processes: the real apps over a grid that calls the nodes one after another.
+
+Every message is written to bytes and read back on its way, so what does not survive the wire fails here too.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from unittest import mock
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedpmt import api
+from fedpmt.data import embedded
+from fedpmt.flower import paper_apps
+from fedpmt.flower.deployment import Deployment, write_config
+from fedpmt.methods.registry import METHODS
+from fedpmt.records import RunRecord, read_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+
+RUN, SERVER = 7, 1
+NOT_CARRIED = ("comet", "fedgkt")
+"""Methods that are refused on Flower: their devices keep nets of their own."""
+CARRIED = [name for name in METHODS if name not in NOT_CARRIED]
+READ_ONCE = functools.cache(embedded._table)
+
+
+class Exchange(NamedTuple):
+    """A question and its answer, with the bytes of both."""
+
+    kind: str
+    down: int
+    up: int
+    question: RecordDict
+    reply: RecordDict
+
+
+def over_the_wire(message: Message) -> tuple[Message, int]:
+    """The message as the other side reads it, and how many bytes it was."""
+    contents = {key: thing.deflate() for key, thing in get_all_nested_objects(message).items()}
+    read = cast("Message", inflate_object_from_contents(message.object_id, dict(contents)))
+    read.metadata.__dict__["_message_id"] = message.metadata.message_id
+    return read, sum(map(len, contents.values()))
+
+
+class InProcessGrid(Grid):
+    """Some nodes in this process. `tamper(question, answer)` may change a node's reply, or lose it."""
+
+    def __init__(
+        self,
+        client: ClientApp,
+        run_config: dict[str, Any],
+        nodes: dict[int, dict[str, Any]],
+        tamper: Callable[[Message, Message], Message | None] | None = None,
+    ) -> None:
+        self.client, self.run_config, self.nodes = client, run_config, nodes
+        self.tamper = tamper
+        self.traffic: list[Exchange] = []
+        self.states = {node: RecordDict() for node in nodes}
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *arguments: Any, **others: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        replies = []
+        # Backwards: nothing may depend on the order in which nodes answer.
+        for message in reversed(list(messages)):
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+            reply = self.answer(message)
+            if reply is not None:
+                replies.append(reply)
+        return replies
+
+    def answer(self, message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        received, down = over_the_wire(message)
+        config = {"partition-id": 0, **self.nodes[node]}
+        context = Context(RUN, node, config, self.states[node], self.run_config)
+        try:
+            reply: Message | None = self.client(received, context)
+        except Exception as error:
+            reply = Message(Error(2, f"{type(error).__name__}: {error}"), reply_to=received)
+        assert reply is not None
+        reply.metadata.__dict__["_src_node_id"] = node
+        if self.tamper is not None:
+            reply = self.tamper(received, reply)
+        if reply is None:
+            return None
+        if reply.has_error():
+            reply.metadata.__dict__["_src_node_id"] = node
+            return reply
+        back, up = over_the_wire(reply)
+        kind = message.metadata.message_type
+        self.traffic.append(Exchange(kind, down, up, received.content, back.content))
+        return back
+
+
+def nodes_of(count: int, **config: Any) -> dict[int, dict[str, Any]]:
+    """Nodes with the random-looking ids that Flower gives."""
+    return {
+        1000 + 37 * (index * 5 % count) + index: {"partition-id": index, **config} for index in range(count)
+    }
+
+
+def deploy(
+    folder: Path,
+    given: dict[str, Any],
+    tamper: Callable[[Message, Message], Message | None] | None = None,
+    apps: tuple[ServerApp, ClientApp] | None = None,
+    nodes: dict[int, dict[str, Any]] | None = None,
+    **deployment: Any,
+) -> tuple[RunRecord, InProcessGrid]:
+    """A whole run over nodes in this process."""
+    settings = api.settings_of(given)
+    server, client = apps or paper_apps()
+    own = Deployment(
+        out=str(folder / "run"), state_dir=str(folder / "nodes"), wait_seconds=0.01, **deployment
+    )
+    config = write_config(settings, own)
+    grid = InProcessGrid(client, config, nodes or nodes_of(settings.devices), tamper)
+    start(server, grid, config)
+    return read_run(folder / "run"), grid
+
+
+def start(server: ServerApp, grid: Grid, config: dict[str, Any]) -> None:
+    """Run a ServerApp in this process."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, SERVER, RUN
+    # Reading the built-in images is most of what a tiny run takes.
+    with mock.patch.object(embedded, "_table", READ_ONCE):
+        server(grid, Context(RUN, SERVER, {}, RecordDict(), config))

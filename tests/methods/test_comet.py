@@ -1,0 +1,272 @@
+"""COMET: nets of one's own, clustered answers, and nothing but answers on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpmt import api
+from fedpmt.methods.comet import Comet, clustered
+from fedpmt.records import DEVICES
+from fedpmt.simulation.assemble import make_price
+from fedpmt.simulation.checkpoint import read_value
+from fedpmt.submodel.depth import full
+from fedpmt.submodel.part import GLOBAL, Part
+from fedpmt.submodel.width import thinned
+from fedpmt.training.codistillation import ANSWERS, CENTROIDS, Personal, drawn, nearest
+from fedpmt.training.local import LocalWork, train
+from fedpmt.training.messages import Task
+from fedpmt.types import MODEL, SettingError
+from support import Bench, samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _of(rng: Any, device: int, purpose: str) -> np.random.Generator:
+    found: np.random.Generator = rng(purpose, device)
+    return found
+
+
+def played(bench: Bench, devices: range, rounds: int, budget: float = float("inf")) -> dict[int, Personal]:
+    """Rounds of these devices; what each has at the end."""
+    kept: dict[int, Any] = dict.fromkeys(devices)
+    for index in range(rounds):
+        answers = {device: bench.work(device, index, budget, own=kept[device]) for device in devices}
+        kept = {device: own for device, (_, own) in answers.items()}
+        replies = [reply for reply, _ in answers.values()]
+        bench.state = bench.method.aggregate(bench.state, replies, bench.round(index)).state
+    return kept
+
+
+def test_without_a_pull_devices_train_alone() -> None:
+    """λ = 0: three rounds of plain SGD on the device's own samples, to the bit."""
+    bench = Bench(Comet(pull=0.0))
+    kept = played(bench, range(3), 3)
+    for device, personal in kept.items():
+        tensors = bench.model.initial()
+        part = full(bench.model.structure)
+        for index in range(3):
+            rng = bench.round(index).rng
+            reply, _ = train(
+                LocalWork[None](), bench.site, Task((part,), {MODEL: tensors}), part, None,
+                samples(8, seed=device), partial(_of, rng, device),
+                device=device, round_index=index,
+            )  # fmt: skip
+            tensors = dict(reply.tensors[MODEL])
+        assert all(torch.equal(personal.tensors[name], tensor) for name, tensor in tensors.items())
+    pulled = played(Bench(Comet()), range(3), 3)
+    assert any(not torch.equal(pulled[0].tensors[name], one) for name, one in kept[0].tensors.items())
+
+
+def test_one_cluster_is_the_mean_of_all_answers() -> None:
+    bench = Bench(Comet(clusters=1))
+    arrived = [bench.reply(device) for device in range(4)]
+    state = bench.method.aggregate(bench.state, arrived, bench.round(0)).state
+    mean = sum(reply.tensors[ANSWERS][ANSWERS] for reply in arrived) / 4
+    assert state.tensors[CENTROIDS].shape == (1, 12, 3)
+    torch.testing.assert_close(state.tensors[CENTROIDS][0], mean)
+
+
+def test_bytes_do_not_depend_on_the_net() -> None:
+    """Up |U_t| · classes numbers, down C times as many, for a wide net and a narrow one."""
+    bench = Bench(Comet(clusters=2))
+    wide, narrow = (bench.work(device, 0, budget) for device, budget in ((0, float("inf")), (1, 120.0)))
+    assert sum(t.numel() for t in wide[1].tensors.values()) > sum(
+        t.numel() for t in narrow[1].tensors.values()
+    )
+    for reply, _ in (wide, narrow):
+        assert {group: set(tensors) for group, tensors in reply.tensors.items()} == {
+            MODEL: set(),
+            ANSWERS: {ANSWERS},
+        }
+        assert reply.tensors[ANSWERS][ANSWERS].shape == (12, 3)
+    bench.state = bench.method.aggregate(bench.state, [wide[0], narrow[0]], bench.round(0)).state
+    for device, budget in ((0, float("inf")), (1, 120.0)):
+        task = bench.method.assign(bench.state, bench.client(device, budget), bench.round(1))
+        assert task.tensors[CENTROIDS][CENTROIDS].shape == (2, 12, 3)
+        assert task.tensors[MODEL] == {}
+
+
+def test_devices_that_are_alike_have_nothing_to_learn_from_each_other() -> None:
+    """The centroid is their own answer: the pull is zero, and however strong it is nothing changes."""
+    found = []
+    for pull in (0.0, 50.0):
+        bench = Bench(Comet(clusters=2, pull=pull))
+        reply, own = bench.work(0)
+        twins = [replace(reply, device=device) for device in range(3)]
+        step = bench.method.aggregate(bench.state, twins, bench.round(0))
+        assert step.metrics["clusters"] == 1  # no cluster is made up, and none is empty
+        bench.state = step.state
+        torch.testing.assert_close(bench.state.tensors[CENTROIDS][0], reply.tensors[ANSWERS][ANSWERS])
+        # A single step: the net has not moved away from what it said.
+        task = bench.method.assign(bench.state, bench.client(0), bench.round(1))
+        rng = bench.round(1).rng
+        found.append(
+            train(
+                bench.method.local(), bench.site, replace(task, steps=1), task.offer[0], own, samples(8),
+                partial(_of, rng, 0), device=0, round_index=1,
+            )
+        )  # fmt: skip
+    (alone, mine), (pulled, theirs) = found
+    assert mine is not None
+    assert theirs is not None
+    assert pulled.metrics["train_loss"] == pytest.approx(alone.metrics["train_loss"], abs=1e-6)
+    for name, tensor in mine.tensors.items():
+        torch.testing.assert_close(tensor, theirs.tensors[name], rtol=1e-4, atol=1e-5)
+
+
+def test_the_nearest_centroid_is_found_with_the_net_as_it_is_now() -> None:
+    """Not with what the device once said: another round may lie between."""
+    centroids = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+    assert nearest(torch.tensor([[0.9, 0.1]]), centroids) == 0
+    assert nearest(torch.tensor([[0.2, 0.8]]), centroids) == 1
+    bench = Bench(Comet(clusters=2, pull=5.0))
+    played(bench, range(4), 1)
+    sure = [torch.full((12, 3), 0.01), torch.full((12, 3), 0.01)]
+    for place, one in enumerate(sure):
+        one[:, place] = 0.98
+    bench.state = replace(bench.state, tensors={CENTROIDS: torch.stack(sure)})
+    net = dict(bench.model.initial())
+    bias = list(net)[-1]
+    for place in range(2):
+        own = Personal({**net, bias: net[bias] + 9 * torch.eye(3)[place]})
+        task = bench.method.assign(bench.state, bench.client(0), bench.round(1))
+        run = bench.method.local().start(
+            bench.site, task, task.offer[0], own, samples(8), lambda purpose: bench.round(1).rng(purpose, 0)
+        )
+        assert torch.equal(run.memo["centroid"], sure[place])
+
+
+def test_the_pull_by_hand() -> None:
+    """λ mean_u ||softmax f(u) - s(u)||² on the public samples of the step."""
+    bench = Bench(Comet(clusters=1, pull=2.0), batch=12)
+    reply, own = bench.work(0, count=12)
+    bench.state = bench.method.aggregate(bench.state, [reply], bench.round(0)).state
+    other = torch.softmax(torch.randn(1, 12, 3), dim=2)
+    bench.state = replace(bench.state, tensors={CENTROIDS: other})
+    pulled, _ = bench.work(0, 1, count=12, own=own)
+    alone, _ = Bench(Comet(pull=0.0), batch=12).work(0, 1, count=12, own=own)
+    said = torch.softmax(bench.model.forward(own.tensors, bench.public.inputs), dim=1)
+    by_hand = 2.0 * float((said - other[0]).square().sum(dim=1).mean())
+    assert pulled.metrics["train_loss"] - alone.metrics["train_loss"] == pytest.approx(by_hand, rel=1e-4)
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 50))
+def test_clusters_are_never_empty_and_do_not_depend_on_names(points: int, count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    drawn_points = rng.normal(size=(points, 4))
+    members = clustered(drawn_points, count, 3, np.random.default_rng(0))
+    assert len(members) == points
+    assert 1 <= len(set(members.tolist())) <= min(points, count)
+    assert len(set(clustered(np.repeat(drawn_points[:1], 5, axis=0), count, 3, rng).tolist())) == 1
+
+
+def test_far_groups_are_found() -> None:
+    points = np.concatenate(
+        [np.random.default_rng(0).normal(size=(3, 8)) * 0.01 + 5 * place for place in range(3)]
+    )
+    members = clustered(points, 3, 10, np.random.default_rng(0))
+    assert [len(set(members[start : start + 3].tolist())) for start in (0, 3, 6)] == [1, 1, 1]
+    assert len(set(members.tolist())) == 3
+
+
+def test_public_samples_of_a_round_are_the_same_for_all_and_change() -> None:
+    public = samples(40)
+    first, again, other = (drawn(public, 10, seed).ids.tolist() for seed in (3, 3, 4))
+    assert first == again != other
+    assert len(first) == 10
+    assert drawn(public, 100, 3) is public
+    bench = Bench(Comet(asked=5))
+    tasks = [bench.method.assign(bench.state, bench.client(device), bench.round(2)) for device in (0, 1)]
+    assert tasks[0].scalars == tasks[1].scalars
+    state = bench.method.aggregate(bench.state, [bench.reply(0)], bench.round(0)).state
+    assert state.tensors[CENTROIDS].shape == (1, 5, 3)
+
+
+def test_a_run_evaluates_the_mean_of_personal_nets_and_keeps_those_of_members_alone(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "rounds": 2,
+        "devices": 20,
+        "cohort": 3,
+        "samples": 20,
+        "partition": "classes:2",
+    }
+    run = api.run("comet", out=tmp_path, **settings)
+    assert run.result is not None
+    assert run.result.evaluates == "personal"
+    assert not any(run.rounds[-1].layers.values())  # no layer of a global net is trained by anybody
+    members = {device.device for record in run.rounds for device in record.devices}
+    files = {int(path.name.split("-")[0]): path for path in (tmp_path / DEVICES).glob("*/*")}
+    assert set(files) == members
+    problem = api.paper_problem_of(api.settings_of(run.settings))
+    test, means = problem.data.test, []
+    for device in sorted(members):
+        counts = problem.data.label_counts(device)
+        assert counts is not None
+        mine = test.take(np.flatnonzero(counts[test.targets] > 0))
+        personal = read_value(files[device])
+        outputs = problem.model.forward(personal.tensors, torch.from_numpy(mine.inputs))
+        means.append(float((outputs.argmax(1).numpy() == mine.targets).mean()))
+    assert run.result.accuracy == pytest.approx(np.mean(means), abs=1e-6)
+
+
+def test_everything_a_device_does_is_within_its_budget() -> None:
+    """Own samples, public batches and passes over public samples, in a round with centroids to learn from."""
+    same: dict[str, Any] = {"devices": 5, "cohort": 5, "samples": 200, "public": "holdout:0.1"}
+    run, reference = api.run("comet", rounds=2, **same), api.run("fedpmt", rounds=1, **same)
+    for mine, theirs in zip(run.rounds[1].devices, reference.rounds[0].devices, strict=True):
+        assert 0.5 * theirs.operations < mine.operations <= theirs.operations * (1 + 1e-9)
+
+
+def test_what_a_net_that_stays_costs_is_what_it_would_cost_if_it_were_sent() -> None:
+    bench = Bench(Comet())
+    structure = bench.model.structure
+    sent = thinned(structure, structure.require_axes(""), 0.5)
+    stays = Part(GLOBAL, {}, {}, "", kept=sent.trained)
+    assert stays.resident().sent == stays.resident().trained == sent.trained
+    settings = api.settings_of({"task": "cnn-mnist"})
+    problem = api.paper_problem_of(settings)
+    price = make_price(settings, problem)
+    sent = thinned(problem.model.structure, problem.model.structure.require_axes(""), 0.5)
+    assert price(Part(GLOBAL, {}, {}, "", kept=sent.trained)) == price(sent)
+
+
+def test_populations_that_do_not_fit_are_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        SettingError, match="level-draw = 'round' is refused: comet keeps a net on each device"
+    ):
+        api.run("comet", level_draw="round", rounds=1)
+    with pytest.raises(
+        SettingError, match="speeds = 'measured' is refused: comet keeps a net on each device"
+    ):
+        api.run("comet", speeds="measured", assign="deadline", deadline=60.0, rounds=1)
+
+    class Full:
+        free = 3_000_000
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Full)
+    with pytest.raises(SettingError) as refused:
+        api.run("comet", out=tmp_path / "run", rounds=2)
+    assert str(refused.value) == (
+        "devices = 50 is refused: comet keeps a net on each device, and 20 of 2.1 MB do not fit into the 0.0 GB "
+        "that are free"
+    )
+    assert not (tmp_path / "run").exists()
+    assert api.run("fedavg", rounds=1, devices=5, cohort=5, samples=10).result is not None
+
+
+@pytest.mark.parametrize(("key", "value"), [("clusters", 0), ("asked", 0), ("restarts", 0), ("pull", -1.0)])
+def test_wrong_settings_are_refused(key: str, value: float) -> None:
+    with pytest.raises(SettingError, match=f"comet.{key} = '{value}' is refused"):
+        Comet(**{key: value})  # type: ignore[arg-type]
+    assert GLOBAL

@@ -1,0 +1,198 @@
+"""FedGen: a generator that agrees with the devices' heads and leaves them alone; without it, FedAvg."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from fedpmt import api
+from fedpmt.methods.fedgen import FedGen
+from fedpmt.training.latent import COUNTS, GENERATOR, diversity, generate, new_generator, noise_of
+from fedpmt.types import MODEL, SettingError
+from support import Bench, samples
+
+CPU = torch.device("cpu")
+
+
+def test_with_weights_zero_it_is_fedavg_and_sends_no_generator() -> None:
+    """The bits are compared by the contract suite; here that nothing else is left of it either."""
+    bench = Bench(FedGen(generative=0, latent=0))
+    task = bench.method.assign(bench.state, bench.client(0), bench.round(5))
+    assert set(task.tensors) == {MODEL}
+    step = bench.method.aggregate(bench.state, [bench.reply(0)], bench.round(5))
+    assert step.server_operations == 0
+    assert step.state.generator is bench.state.generator
+
+
+def test_the_first_round_has_no_generator_and_weights_fall() -> None:
+    method = FedGen()
+    assert method.weights(0) == (0.0, 0.0)
+    assert method.weights(1) == pytest.approx((9.8, 9.8))
+    assert method.weights(50) == pytest.approx((10 * 0.98**50,) * 2)
+    assert method.weights(10_000) == (1e-4, 1e-4)
+    bench = Bench(method)
+    first, second = (
+        bench.method.assign(bench.state, bench.client(0), bench.round(index)) for index in (0, 1)
+    )
+    assert GENERATOR not in first.tensors
+    assert GENERATOR in second.tensors
+    assert second.offer[0].beside.step > first.offer[0].beside.step == 0
+
+
+def test_the_servers_steps_leave_heads_as_they_are_and_move_the_generator() -> None:
+    bench = Bench(FedGen(steps=20))
+    arrived = [bench.reply(device) for device in range(3)]
+    before = [{name: tensor.clone() for name, tensor in reply.tensors[MODEL].items()} for reply in arrived]
+    step = bench.method.aggregate(bench.state, arrived, bench.round(0))
+    for reply, kept in zip(arrived, before, strict=True):
+        assert all(torch.equal(reply.tensors[MODEL][name], tensor) for name, tensor in kept.items())
+    moved = {
+        name
+        for name, tensor in step.state.generator.items()
+        if not torch.equal(tensor, bench.state.generator[name])
+    }
+    assert moved == set(bench.state.generator)
+    assert all(not tensor.requires_grad for tensor in step.state.generator.values())
+    # The mean is FedAvg's: the generator learns from fresh heads, and leaves the average alone.
+    plain = Bench(FedGen(generative=0, latent=0))
+    other = plain.method.aggregate(plain.state, arrived, plain.round(0)).state
+    assert all(torch.equal(other.tensors[name], tensor) for name, tensor in step.state.tensors.items())
+
+
+def test_the_generator_learns_what_heads_call_by_their_label() -> None:
+    bench = Bench(FedGen(steps=400, rate=1e-2, variety=0.0))
+    arrived = [bench.reply(device, count=40) for device in range(3)]
+    state = bench.method.aggregate(bench.state, arrived, bench.round(0)).state
+    weight, bias = state.head
+    labels = torch.arange(3).repeat(20)
+    noise = noise_of(np.random.default_rng(0), 60, 32, CPU)
+    agree = []
+    for generator in (bench.state.generator, state.generator):
+        features = generate(generator, noise, labels)
+        logits = [
+            functional.linear(features, r.tensors[MODEL][weight], r.tensors[MODEL][bias]) for r in arrived
+        ]
+        agree.append(float(sum(functional.cross_entropy(one, labels) for one in logits)))
+    assert agree[1] < agree[0] / 2
+
+
+def test_a_head_counts_by_its_share_of_a_label() -> None:
+    """α_k^y = n_k^y / Σ_j n_j^y: a head without samples of y has no say on y."""
+    bench = Bench(FedGen(steps=1, variety=0.0))
+    arrived = [bench.reply(device) for device in range(2)]
+    _weight, bias = bench.state.head
+
+    def told(counts: list[list[int]], second_bias: float) -> dict[str, torch.Tensor]:
+        replies = []
+        for reply, held in zip(arrived, counts, strict=True):
+            tensors = {**reply.tensors, COUNTS: {COUNTS: torch.tensor(held, dtype=torch.int32)}}
+            if reply.device == 1:
+                model = dict(reply.tensors[MODEL])
+                model[bias] = model[bias] + torch.tensor([second_bias, 0.0, 0.0])
+                tensors[MODEL] = model
+            replies.append(replace(reply, tensors=tensors))
+        return dict(bench.method.aggregate(bench.state, replies, bench.round(0)).state.generator)
+
+    silent = [told([[8, 0, 0], [0, 0, 0]], shift) for shift in (0.0, 9.0)]
+    heard = [told([[8, 0, 0], [8, 0, 0]], shift) for shift in (0.0, 9.0)]
+    assert torch.equal(silent[0]["second.weight"], silent[1]["second.weight"])
+    assert not torch.equal(heard[0]["second.weight"], heard[1]["second.weight"])
+
+
+@given(st.integers(2, 12), st.integers(1, 6), st.integers(0, 100))
+def test_diversity_is_above_zero_and_at_most_one(count: int, size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    features = torch.from_numpy(rng.normal(size=(count, size)))
+    noise = torch.from_numpy(rng.random((count, 3)))
+    found = float(diversity(features, noise))
+    assert 0 < found <= 1
+    assert float(diversity(features[:1].expand(count, size), noise)) == 1
+    # By hand, pair by pair.
+    pairs = [
+        float((features[i] - features[j]).abs().mean() * (noise[i] - noise[j]).square().mean())
+        for i in range(count)
+        for j in range(count)
+    ]
+    assert found == pytest.approx(np.exp(-np.mean(pairs)))
+
+
+def test_the_generator_is_that_of_torch_modules() -> None:
+    """FC, BatchNorm, ReLU, FC on noise and label; statistics move in training alone."""
+    generator = new_generator(3, 5, 4, 6, np.random.default_rng(0))
+    module = nn.Sequential(nn.Linear(7, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5))
+    names = ["first.weight", "first.bias", "norm.weight", "norm.bias", "norm.mean", "norm.variance"]
+    places = ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"]
+    names, places = [*names, "second.weight", "second.bias"], [*places, "3.weight", "3.bias"]
+    module.load_state_dict(
+        {place: generator[name] for name, place in zip(names, places, strict=True)}, strict=False
+    )
+    noise, labels = noise_of(np.random.default_rng(1), 8, 4, CPU), torch.arange(8) % 3
+    given_ = torch.cat([noise, functional.one_hot(labels, 3).float()], dim=1)
+    assert 0 <= float(noise.min()) <= float(noise.max()) < 1
+    for training in (True, False, True):
+        module.train(training)
+        before = generator["norm.mean"].clone()
+        torch.testing.assert_close(generate(generator, noise, labels, training=training), module(given_))
+        assert torch.equal(before, generator["norm.mean"]) is not training
+    assert (
+        sum(
+            tensor.numel()
+            for name, tensor in new_generator(10, 32, 32, 256, np.random.default_rng(0)).items()
+            if name not in ("norm.mean", "norm.variance")
+        )
+        == 19_744
+    )
+
+
+def test_the_pull_is_towards_the_own_heads_answer_which_gets_no_gradient() -> None:
+    """One step with B alone, by hand: the target is a constant."""
+    bench = Bench(FedGen(generative=0.0, latent=2.0), batch=8)
+    task = bench.method.assign(bench.state, bench.client(0), bench.round(1))
+    reply = bench.reply(0, 1)
+    data = samples(8, seed=0)
+    params = {name: tensor.clone().requires_grad_() for name, tensor in bench.state.tensors.items()}
+    order = bench.round(1).rng("order", 0).permutation(8)
+    batch = data.take(order)
+    noise = noise_of(bench.round(1).rng("latent", 0), 8, 32, CPU)
+    features = generate(task.tensors[GENERATOR], noise, batch.targets)
+    weight, bias = bench.state.head
+    target = functional.softmax(functional.linear(features, params[weight], params[bias]), dim=1).detach()
+    outputs = bench.model.forward(params, batch.inputs)
+    own = functional.kl_div(functional.log_softmax(outputs, 1), target, reduction="batchmean")
+    loss = functional.cross_entropy(outputs, batch.targets) + 2 * 0.98 * own
+    gradients = torch.autograd.grad(loss, list(params.values()))
+    for (name, parameter), gradient in zip(params.items(), gradients, strict=True):
+        torch.testing.assert_close(reply.tensors[MODEL][name], (parameter - 0.1 * gradient).detach())
+
+
+def test_label_counts_travel_up() -> None:
+    bench = Bench(FedGen())
+    counts = bench.reply(2).tensors[COUNTS][COUNTS]
+    assert counts.tolist() == np.bincount(samples(8, seed=2).targets.numpy(), minlength=3).tolist()
+    assert counts.element_size() == 4
+
+
+def test_a_batch_of_one_does_not_stop_the_generators_norm() -> None:
+    run = api.run("fedgen", rounds=2, devices=5, cohort=2, samples=3, batch=1)
+    assert run.rounds[-1].metrics["server_steps"] == 50
+
+
+def test_a_model_without_a_linear_head_is_refused() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 3), nn.Linear(3, 2)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(inputs))  # type: ignore[no-any-return]
+
+    arrays = (np.zeros((40, 4), np.float32), np.arange(40) % 2)
+    with pytest.raises(SettingError, match="fedgen' is refused: it needs a model that is a chain"):
+        api.run("fedgen", model=Odd(), train=arrays, test=arrays, devices=4, samples=5, cohort=2, rounds=1)
