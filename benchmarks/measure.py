@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from benchmarks.environments import CannotInstallError, cache_folder, python_of
 from benchmarks.export import export
 from benchmarks.machine import describe, measure_peak
-from benchmarks.peers.common import Job
 from benchmarks.results import Measurement, Results, Tried
 from benchmarks.runner import Way, measure, ways
 from benchmarks.settings import FEDAVG, VARIANTS, Setting, Variant
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from benchmarks.peers.common import Job
 
 PEERS = ("ours", "plain", "flower", "pfl", "fedjax")
 
@@ -70,20 +71,8 @@ def job_of(case: Case, way: Way, plan: Plan, *, rounds: int, seed: int) -> Job:
         options |= setting.ours(case.variant.method)
         if plan.data_dir is not None:
             options["data_dir"] = str(plan.data_dir)
-    return Job(
-        data=str(export(case.setting, plan.work / "arrays", plan.data_dir)),
-        filters=setting.net.filters,
-        hidden=setting.net.hidden,
-        classes=setting.net.classes,
-        cohort=setting.cohort,
-        batch=setting.batch,
-        epochs=setting.epochs,
-        lr=setting.lr,
-        rounds=rounds,
-        warmup=plan.warmup,
-        seed=seed,
-        options=options,
-    )
+    data = str(export(case.setting, plan.work / "arrays", plan.data_dir))
+    return setting.job(options, rounds=rounds, warmup=plan.warmup, seed=seed, data=data)
 
 
 class Benchmark:

@@ -10,7 +10,6 @@ from pydantic import BaseModel
 
 from benchmarks.environments import python_of
 from benchmarks.machine import Machine, describe
-from benchmarks.peers.common import Job
 from benchmarks.results import Measurement
 from benchmarks.runner import measure, ways
 from benchmarks.summary import Spread, spread
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from benchmarks.peers.common import Job
     from benchmarks.settings import Setting
 
 BASE = "fedavg"
@@ -56,20 +56,7 @@ def job_of(
     options = {**ways("ours")[0].options, **setting.ours(method), "options": OPTIONS.get(method, {})}
     if data_dir is not None:
         options["data_dir"] = str(data_dir)
-    return Job(
-        data="",
-        filters=setting.net.filters,
-        hidden=setting.net.hidden,
-        classes=setting.net.classes,
-        cohort=setting.cohort,
-        batch=setting.batch,
-        epochs=setting.epochs,
-        lr=setting.lr,
-        rounds=warmup + rounds + 1,
-        warmup=warmup,
-        seed=seed,
-        options=options,
-    )
+    return setting.job(options, rounds=warmup + rounds + 1, warmup=warmup, seed=seed)
 
 
 def run(

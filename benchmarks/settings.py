@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.peers.common import Job
 from fedpmt.models.nets import NETS, Net
 
 FIVE_LEVELS, FOUR_LEVELS = "1/5,1/4,1/3,1/2,1", "1/4,1/3,1/2,1"
@@ -52,6 +53,23 @@ class Setting:
             "assign": "level",
             "mode": "exact",
         }
+
+    def job(self, options: dict[str, Any], *, rounds: int, warmup: int, seed: int, data: str = "") -> Job:
+        """What ours or a peer is asked to compute; `data`, the folder of exported arrays, is for peers."""
+        return Job(
+            data=data,
+            filters=self.net.filters,
+            hidden=self.net.hidden,
+            classes=self.net.classes,
+            cohort=self.cohort,
+            batch=self.batch,
+            epochs=self.epochs,
+            lr=self.lr,
+            rounds=rounds,
+            warmup=warmup,
+            seed=seed,
+            options=options,
+        )
 
 
 def _on_mnist(name: str, about: str) -> Setting:

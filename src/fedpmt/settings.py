@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fedpmt.allowance import Allowance, parse_budget
 from fedpmt.records import EXECUTION
 from fedpmt.types import Scalar, SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TASKS = ("fcnn-mnist", "cnn-mnist", "cnn-cifar10")
 DATA = ("embedded", "mnist", "fashion-mnist", "cifar10", "synthetic")
@@ -212,35 +223,17 @@ class Settings(BaseModel):
             raise ValueError("must be a finite number")
         return value
 
-    @field_validator("schedule")
+    @field_validator("schedule", "budget", "public", "drift")
     @classmethod
-    def _schedule_parses(cls, value: str) -> str:
-        parse_schedule(value)
-        return value
-
-    @field_validator("budget")
-    @classmethod
-    def _budget_parses(cls, value: str | None) -> str | None:
+    def _parses(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
-            parse_budget(value)
+            PARSERS[str(info.field_name)](value)
         return value
 
     @field_validator("server_cap", "server_speed", mode="before")
     @classmethod
     def _may_be_none(cls, value: object) -> object:
         return None if value == "none" else value
-
-    @field_validator("public")
-    @classmethod
-    def _public_parses(cls, value: str) -> str:
-        parse_public(value)
-        return value
-
-    @field_validator("drift")
-    @classmethod
-    def _drift_parses(cls, value: str) -> str:
-        parse_drift(value)
-        return value
 
     @model_validator(mode="after")
     def _agree(self) -> Settings:
@@ -412,3 +405,12 @@ def parse_number(key: str, text: str) -> float:
     if not math.isfinite(value) or value <= 0:
         raise SettingError(f"{key} = '{text}' is refused: a positive number or fraction is needed")
     return value
+
+
+PARSERS: dict[str, Callable[[str], object]] = {
+    "schedule": parse_schedule,
+    "budget": parse_budget,
+    "public": parse_public,
+    "drift": parse_drift,
+}
+"""Settings written in a small language of their own: what does not parse is refused when it is given."""

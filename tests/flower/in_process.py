@@ -36,6 +36,20 @@ NOT_CARRIED = ("comet", "fedgkt")
 CARRIED = [name for name in METHODS if name not in NOT_CARRIED]
 READ_ONCE = functools.cache(embedded._table)
 
+BITS: dict[str, Any] = {
+    "devices": 4,
+    "samples": 20,
+    "cohort": 3,
+    "batch": 10,
+    "rounds": 5,
+    "lr": 0.1,
+    "levels": "1/4,1/3,1/2,1",
+    "executor": "plain",
+    "eval_every": 5,
+    "partition": "classes:3",
+}
+"""The run whose bits are compared with the simulator's, here and with real processes."""
+
 
 class Exchange(NamedTuple):
     """A question and its answer, with the bytes of both."""

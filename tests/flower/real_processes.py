@@ -22,18 +22,6 @@ HERE = Path(__file__).parent
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(api.__file__).parents[1]), str(HERE)])
 """Flower's processes are to import the package that is tested here, and the bad node's app."""
 
-BITS: dict[str, Any] = {
-    "devices": 4,
-    "samples": 20,
-    "cohort": 3,
-    "batch": 10,
-    "rounds": 5,
-    "lr": 0.1,
-    "levels": "1/4,1/3,1/2,1",
-    "executor": "plain",
-    "eval_every": 5,
-    "partition": "classes:3",
-}
 METHODS = ("fedpmt", "fedavg", "feddrop", "scaffold", "heterofl")
 RUN_SECONDS = 600.0
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from in_process import CARRIED, NOT_CARRIED, deploy
+from in_process import BITS, CARRIED, NOT_CARRIED, deploy
 
 from fedpmt import api
 from fedpmt.api import paper_problem_of
@@ -18,24 +18,11 @@ if TYPE_CHECKING:
     from fedpmt.settings import Settings
     from fedpmt.simulation.problem import Problem
 
-RUN: dict[str, Any] = {
-    "devices": 4,
-    "samples": 20,
-    "cohort": 3,
-    "batch": 10,
-    "rounds": 5,
-    "lr": 0.1,
-    "levels": "1/4,1/3,1/2,1",
-    "executor": "plain",
-    "eval_every": 5,
-    "partition": "classes:3",
-}
-
 
 @pytest.mark.parametrize("method", CARRIED)
 def test_every_method_has_the_bits_of_the_simulator(method: str, tmp_path: Path) -> None:
-    simulated = api.run(method, out=tmp_path / "simulated", **RUN)
-    deployed, _ = deploy(tmp_path, {**RUN, "method": method})
+    simulated = api.run(method, out=tmp_path / "simulated", **BITS)
+    deployed, _ = deploy(tmp_path, {**BITS, "method": method})
     assert simulated.result is not None
     assert deployed.result is not None
     assert deployed.result.weights_sha256 == simulated.result.weights_sha256
@@ -50,7 +37,7 @@ def test_every_method_has_the_bits_of_the_simulator(method: str, tmp_path: Path)
 def test_nets_that_stay_on_devices_are_refused_in_one_line(method: str, tmp_path: Path) -> None:
     reason = f"^method = '{method}' is refused on Flower: its devices keep nets of their own[^\n]*$"
     with pytest.raises(SettingError, match=reason):
-        deploy(tmp_path, {**RUN, "method": method})
+        deploy(tmp_path, {**BITS, "method": method})
     assert not (tmp_path / "run").exists()
 
 
@@ -61,4 +48,4 @@ def test_public_samples_that_the_server_does_not_have_are_refused(tmp_path: Path
         return found
 
     with pytest.raises(SettingError, match="'feddf' is refused: the server's data has no public samples"):
-        deploy(tmp_path, {**RUN, "method": "feddf"}, apps=apps(problem))
+        deploy(tmp_path, {**BITS, "method": "feddf"}, apps=apps(problem))

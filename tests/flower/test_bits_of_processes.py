@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from real_processes import BITS, METHODS, digest, finished, left_of, simulated, written
+from in_process import BITS
+from real_processes import METHODS, digest, finished, left_of, simulated, written
 
 from fedpmt.flower.loopback import Loopback, node_configs
 
