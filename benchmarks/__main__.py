@@ -109,7 +109,9 @@ def parser() -> argparse.ArgumentParser:
     )
     grow.set_defaults(do=do_scale)
 
-    inside = commands.add_parser("own", help="our rounds: the time of each width, and of an evaluation")
+    inside = commands.add_parser(
+        "own", help="our rounds: the time of each width, of each stage, and of an evaluation"
+    )
     _choice(inside)
     inside.add_argument("--repeat", type=int, default=3, metavar="N", help="(%(default)s)")
     inside.add_argument("--rounds", type=int, default=10, help="of a repetition (%(default)s)")
@@ -340,7 +342,7 @@ def do_own(given: argparse.Namespace) -> int:
 
 
 def own_text(results: own.OwnResults) -> str:
-    """Both tables."""
+    """All tables."""
     from benchmarks.page import table
     from benchmarks.summary import seconds_text
 
@@ -356,6 +358,10 @@ def own_text(results: own.OwnResults) -> str:
         ]
         for one in results.widths
     ]
+    stages = [
+        [one.setting, *map(seconds_text, (one.gathered, one.laid_out, one.trained, one.read_back))]
+        for one in results.stages
+    ]
     evaluations = [
         [
             one.setting,
@@ -369,6 +375,7 @@ def own_text(results: own.OwnResults) -> str:
     return "\n\n".join(
         (
             table(head, widths),
+            table(("setting", "samples gathered", "weights laid out", "trained", "read back"), stages),
             table(("setting", "a round", "with an evaluation", "evaluation over round"), evaluations),
         )
     )

@@ -1,10 +1,12 @@
-"""Our own rounds: the time of each width against `exact` pricing, and what an evaluation adds to a round."""
+"""Our own rounds: the time of each width against `exact` pricing, of each stage, and of an evaluation."""
 
 from __future__ import annotations
 
 import sys
 import time
+from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,7 @@ from benchmarks.settings import FEDAVG, Setting
 from fedpmt.api import paper_problem_of, settings_of
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import make_price
+from fedpmt.simulation.placement import PlacedData
 from fedpmt.simulation.schedule import local_settings
 from fedpmt.submodel.depth import widths
 from fedpmt.submodel.part import GLOBAL
@@ -27,11 +30,14 @@ from fedpmt.training.batches import CPU, placed
 from fedpmt.training.fused import fused_train
 from fedpmt.training.local import Site
 from fedpmt.training.messages import Task
+from fedpmt.training.native import laid_out, read_back, shapes_of
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from fedpmt.settings import Settings
+    from fedpmt.simulation.problem import Problem
     from fedpmt.submodel.part import Part
 
 
@@ -44,6 +50,16 @@ class WidthTime(BaseModel):
     seconds: float  # of a device's local round on one core
     time: float  # over the full width's
     operations: float  # `exact`, over the full width's
+
+
+class StageTime(BaseModel):
+    """Where one device's round at full width goes, in seconds on one core."""
+
+    setting: str
+    gathered: float  # its samples, from the training set
+    laid_out: float  # the weights, as the compiled code reads them
+    trained: float
+    read_back: float
 
 
 class EvaluationTime(BaseModel):
@@ -64,6 +80,7 @@ class OwnResults(BaseModel):
 
     machine: Machine
     widths: list[WidthTime] = []
+    stages: list[StageTime] = []
     evaluations: list[EvaluationTime] = []
 
 
@@ -73,6 +90,9 @@ def run(plan: Plan, *, epochs: Sequence[int] = (1, 5)) -> OwnResults:
     for setting in plan.settings:
         for count in epochs:
             results.widths += width_times(setting, count, plan)
+        stages = stage_times(setting, plan)
+        if stages is not None:
+            results.stages.append(stages)
         results.evaluations.append(evaluation_time(setting, plan))
         print(f"{setting.name}: done", file=sys.stderr, flush=True)
     return results
@@ -80,17 +100,7 @@ def run(plan: Plan, *, epochs: Sequence[int] = (1, 5)) -> OwnResults:
 
 def width_times(setting: Setting, epochs: int, plan: Plan) -> list[WidthTime]:
     """A device's local round at every width, as the simulator runs it, on one thread."""
-    given = {
-        **setting.ours("fedpmt"),
-        "cohort": setting.cohort,
-        "batch": setting.batch,
-        "epochs": epochs,
-        "lr": setting.lr,
-    }
-    if plan.data_dir is not None:
-        given["data_dir"] = str(plan.data_dir)
-    settings = settings_of(given)
-    problem = paper_problem_of(settings)
+    settings, problem = _problem(setting, epochs, plan)
     site = Site({GLOBAL: problem.model}, problem.objective, local_settings(settings))
     weights = problem.model.initial()
     parts = widths(problem.model.structure, settings.widths or problem.widths)
@@ -101,16 +111,12 @@ def width_times(setting: Setting, epochs: int, plan: Plan) -> list[WidthTime]:
         fused_train(site, [Task((part,), {MODEL: weights})], [part], [data], [partial(Seeds(0, 0), device=0)])
         return time.perf_counter() - begun
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with _one_thread():
         once(parts[-1])
         seconds: list[list[float]] = [[] for _ in parts]
         for _ in range(plan.rounds * plan.repeat):
             for taken, part in zip(seconds, parts, strict=True):
                 taken.append(once(part))
-    finally:
-        torch.set_num_threads(threads)
     price = make_price(settings, problem)
     full, most = median(seconds[-1]), price(parts[-1]).sustained
     return [
@@ -124,6 +130,65 @@ def width_times(setting: Setting, epochs: int, plan: Plan) -> list[WidthTime]:
         )
         for number, (taken, part) in enumerate(zip(seconds, parts, strict=True), start=1)
     ]
+
+
+def stage_times(setting: Setting, plan: Plan) -> StageTime | None:
+    """A device's round at full width, stage by stage; None where there is no compiled code."""
+    settings, problem = _problem(setting, 1, plan)
+    site = Site({GLOBAL: problem.model}, problem.objective, local_settings(settings))
+    data = PlacedData(problem.data, CPU, images_last=True)
+    weights = problem.model.initial()
+    shapes = shapes_of(problem.model, weights, data.shard(0).inputs)
+    if shapes is None:
+        return None
+    part = widths(problem.model.structure, settings.widths or problem.widths)[-1]
+    task, names = Task((part,), {MODEL: weights}), frozenset(weights)
+    taken: list[tuple[float, ...]] = []
+    with _one_thread():
+        for turn in range(plan.rounds * plan.repeat + 1):
+            device = turn % setting.devices
+            marks = [time.perf_counter()]
+            shard = data.shard(device)
+            marks.append(time.perf_counter())
+            packed = laid_out(shapes, weights)
+            marks.append(time.perf_counter())
+            fused_train(site, [task], [part], [shard], [partial(Seeds(0, turn), device=device)])
+            marks.append(time.perf_counter())
+            read_back(shapes, packed, 0, names)
+            marks.append(time.perf_counter())
+            taken.append(tuple(last - first for first, last in pairwise(marks)))
+    gathered, packing, whole, reading = (median(stage) for stage in zip(*taken[1:], strict=True))
+    return StageTime(
+        setting=setting.name,
+        gathered=gathered,
+        laid_out=packing,
+        trained=whole - packing - reading,  # of which the whole consists, too
+        read_back=reading,
+    )
+
+
+def _problem(setting: Setting, epochs: int, plan: Plan) -> tuple[Settings, Problem]:
+    given = {
+        **setting.ours("fedpmt"),
+        "cohort": setting.cohort,
+        "batch": setting.batch,
+        "epochs": epochs,
+        "lr": setting.lr,
+    }
+    if plan.data_dir is not None:
+        given["data_dir"] = str(plan.data_dir)
+    settings = settings_of(given)
+    return settings, paper_problem_of(settings)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def evaluation_time(setting: Setting, plan: Plan) -> EvaluationTime:

@@ -10,6 +10,7 @@ import pytest
 from fedpmt.cli.main import program
 from fedpmt.experiments import accuracy, completion_time, complexity, paper
 from fedpmt.experiments.artefact import Artefact, Table, publish
+from fedpmt.experiments.claims import Case, Claim, write_verdicts
 from fedpmt.experiments.completion_time import Estimate
 from fedpmt.experiments.library import Library
 from fedpmt.experiments.paper import IID, TWO_CLASSES, Scope
@@ -99,11 +100,34 @@ def test_claims_are_counted_over_whole_panels() -> None:
         ("cnn-mnist", IID): dict(zip(lines, map(at, (0.97, 0.9, 0.91, 0.95, 0.94)), strict=True)),
         ("fcnn-mnist", IID): dict(zip(lines, (*map(at, (0.97, 0.9, 0.91, 0.95)), None), strict=True)),
     }
-    claims = accuracy._claims(finals)
-    assert [row[1] for row in claims] == [
-        "1 of 2 panels", "1 of 2 panels", "1 of 2 panels", "1 of 1 panels", "1 of 1 panels",
+    claims = accuracy.claims(finals)
+    assert [claim.verdict for claim in claims] == [
+        "holds partly: 2 of 4", "holds partly: 3 of 4", "holds partly: 1 of 2", "does not reproduce",
+        "not measured", "holds", "holds", "holds",
     ]  # fmt: skip
-    assert "CNN-MNIST 2 classes per device: 92.0 %" in claims[3][2]
+    assert claims[-2].numbers == "CNN-MNIST: 92.0 %"
+    assert "CNN-MNIST i.i.d.: -7.0 (no)" in claims[2].numbers
+
+
+def test_verdicts_are_collected_from_what_was_published(tmp_path: Path) -> None:
+    assert write_verdicts(tmp_path) is None
+    held = Claim("it is | fast", "IV", [Case("here", True, "2 x")], "nothing")
+    open_ = Claim("nobody looked", "IV", [])
+    publish(
+        Artefact("accuracy", "Curves", "fedpmt reproduce accuracy", "text", claims=[held, open_]), tmp_path
+    )
+    quick = [Claim("a taste", "IV", [Case("here", True, "1")])]
+    publish(Artefact("studies", "More", "fedpmt reproduce studies --quick", "text", claims=quick), tmp_path)
+    page = write_verdicts(tmp_path)
+    assert page is not None
+    text = page.read_text()
+    assert "| it is \\| fast | IV | **holds** | here: 2 x | nothing | [accuracy](accuracy.md) |" in text
+    assert "nobody looked" not in text
+    assert "a taste" not in text
+    assert "- [More](studies.md)" in text
+    (tmp_path / "studies.json").write_text('{"claims": [{}]}')
+    with pytest.raises(SettingError, match="not an artefact of this version"):
+        write_verdicts(tmp_path)
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from platformdirs import user_cache_dir
@@ -11,9 +11,6 @@ from platformdirs import user_cache_dir
 from fedpmt.cli import show
 from fedpmt.cli.runs import parse_seeds
 from fedpmt.types import SettingError
-
-if TYPE_CHECKING:
-    pass
 
 ALL = "all"
 NAMES = ("complexity", "comparison", "accuracy", "completion-time", "studies", "convergence", "rivals")
@@ -48,6 +45,7 @@ def reproduce(
     numbers = parse_seeds(seeds)
     from fedpmt.experiments.artefact import publish
     from fedpmt.experiments.catalogue import EXPERIMENTS
+    from fedpmt.experiments.claims import write_verdicts
     from fedpmt.experiments.library import Library, name_of
     from fedpmt.experiments.paper import Scope
 
@@ -63,3 +61,6 @@ def reproduce(
     for name in chosen:
         for path in publish(EXPERIMENTS[name].make(library, scope), out):
             show.say(str(path))
+    verdicts = write_verdicts(out)
+    if verdicts is not None:
+        show.say(str(verdicts))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
+    from fedpmt.experiments.claims import Claim
+
 LIBRARIES = ("torch", "numpy")
 
 
@@ -66,6 +68,7 @@ class Artefact:
     tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
     values: Mapping[str, Any] = field(default_factory=dict)  # every number, for programs
+    claims: Sequence[Claim] = ()  # of the paper, checked here
 
     def markdown(self) -> str:
         """The page."""
@@ -73,6 +76,10 @@ class Artefact:
         for picture in self.pictures:
             parts += [f"![{picture.caption}]({picture.name}.png)", "", picture.caption, ""]
         parts += [table.markdown() for table in self.tables]
+        if self.claims:
+            rows = [(claim.text, claim.verdict, claim.numbers, claim.varied) for claim in self.claims]
+            columns = ("claim", "verdict", "numbers", "varied")
+            parts.append(Table("What the paper says", columns, rows).markdown())
         parts += [f"Made by `{self.command}` with {', '.join(_versions())}.", ""]
         return "\n".join(parts)
 
@@ -84,6 +91,8 @@ def publish(artefact: Artefact, folder: Path) -> list[Path]:
         paths = [folder / f"{artefact.name}.md", folder / f"{artefact.name}.json"]
         write_atomically(paths[0], artefact.markdown().encode())
         numbers = {"command": artefact.command, "versions": _versions(), **artefact.values}
+        if artefact.claims:
+            numbers["claims"] = [claim.values() for claim in artefact.claims]
         write_atomically(paths[1], (json.dumps(numbers, indent=1) + "\n").encode())
         for picture in artefact.pictures:
             for kind in ("png", "pdf"):

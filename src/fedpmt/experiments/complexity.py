@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpmt.complexity.table import cost_table
 from fedpmt.experiments.artefact import Artefact, Table
+from fedpmt.experiments.claims import Case, Claim
 from fedpmt.experiments.paper import TITLES, Experiment
 
 if TYPE_CHECKING:
@@ -83,8 +84,25 @@ def make(library: Library, scope: Scope) -> Artefact:
         f"{verdict}\n\nOperations are those of one batch (12, 12, 20 samples). Behind FedDrop's rate stands its cost.\n"
         f"\n## Where the paper's count departs from what is computed\n{DEPARTURES}",
         tables,
+        claims=[
+            Claim(
+                "the operations of every width, and FedDrop's rate at that price",
+                "IV-A, table I",
+                _checks(values),
+            )
+        ],
         values={"rows": values, "as_printed": not wrong},
     )
+
+
+def _checks(values: list[dict[str, Any]]) -> list[Case]:
+    """One case per net and |I|: all its rows as printed."""
+    cases = []
+    for task, count in PRINTED:
+        rows = [row["as_printed"] for row in values if (row["task"], row["widths"]) == (task, count)]
+        shown = f"{sum(rows)} of {len(rows)} rows as printed"
+        cases.append(Case(f"{TITLES[task]}, |I| = {count}", all(rows), shown))
+    return cases
 
 
 def _row(

@@ -42,7 +42,9 @@ class Scope:
     @property
     def suffix(self) -> str:
         """What is added to a command."""
-        return " --quick" if self.quick else ""
+        return (" --quick" if self.quick else "") + (
+            f" --seeds {ranges(self.seeds)}" if len(self.seeds) > 1 else ""
+        )
 
     def settings(
         self, method: str, task: str, partition: str, seed: int, widths: int | None = None, **more: Any
@@ -76,6 +78,21 @@ class Experiment:
     about: str
     runs: Callable[[Scope], list[Settings]]
     make: Callable[[Library, Scope], Artefact]
+
+
+def ranges(seeds: Sequence[int]) -> str:
+    """Seeds as the option has them.
+
+    >>> ranges([0, 1, 2, 5]), ranges([3])
+    ('0-2,5', '3')
+    """
+    parts: list[list[int]] = []
+    for seed in sorted(seeds):
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
 
 
 def seeds_text(seeds: Sequence[int]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import api
 from fedpmt.experiments import accuracy, completion_time
 from fedpmt.experiments.artefact import Artefact, Table
+from fedpmt.experiments.claims import Case, Claim
 from fedpmt.experiments.drift import drift_table
 from fedpmt.experiments.paper import IID, PARTITIONS, TITLES, TWO_CLASSES, Experiment, Scope
 from fedpmt.report.quantities import Spread
@@ -37,6 +39,10 @@ MIXES = {
     "mostly weak": "1/4x38,1/3x4,1/2x4,1x4",
     "strong devices idle": "1/4x47,1/3x1,1/2x1,1x1",
 }
+
+
+MIX = "Who trains how much (FCNN-MNIST)"
+BLOCKS = "A prefix, a middle block or a suffix at equal operations (CNN-MNIST)"
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,7 @@ STUDIES = (
         target=0.8,
     ),
     Study(
-        "Who trains how much (FCNN-MNIST)",
+        MIX,
         "fcnn-mnist",
         (IID, TWO_CLASSES),
         {name: {"levels": levels, "sampling": "uniform"} for name, levels in MIXES.items()},
@@ -159,7 +165,7 @@ STUDIES = (
         target=0.8,
     ),
     Study(
-        "A prefix, a middle block or a suffix at equal operations (CNN-MNIST)",
+        BLOCKS,
         "cnn-mnist",
         (IID, TWO_CLASSES),
         {place: {"options": {"block": place}} for place in ("suffix", "middle", "prefix")},
@@ -205,8 +211,56 @@ def make(library: Library, scope: Scope) -> Artefact:
         f"Small studies on the 5,000 embedded images ({QUICK_ROUNDS if scope.quick else ROUNDS} rounds), four widths; "
         f"accuracy is the mean of the last {accuracy.TAIL} evaluations, ± the deviation over {len(scope.seeds)} seeds.",
         [*tables, clocks, drift],
+        claims=claims(values, drifts),
         values={"studies": values, "clocks": times, "drift": drifts},
     )
+
+
+def claims(values: list[dict[str, Any]], drifts: list[dict[str, Any]]) -> list[Claim]:
+    """What the paper only asserts."""
+    blocks = {row["variant"]: row for row in values if row["study"] == BLOCKS}
+    mixes = sorted((row for row in values if row["study"] == MIX and row["psi"]), key=lambda row: row["psi"])
+    return [
+        Claim(
+            "at equal operations the last layers are the ones to train",
+            "IV-C",
+            [
+                Case(
+                    f"{PARTITIONS[partition]}, against a {place}",
+                    blocks["suffix"][partition] > blocks[place][partition],
+                    f"{100 * blocks['suffix'][partition]:.1f} % and {100 * blocks[place][partition]:.1f} %",
+                )
+                for partition in (IID, TWO_CLASSES)
+                for place in ("prefix", "middle")
+                if blocks[place][partition] is not None and blocks["suffix"][partition] is not None
+            ],
+        ),
+        Claim(
+            "with two classes per device the classifier is the layer on which devices disagree most",
+            "IV-C",
+            [_most_biased(row) for row in drifts if row["partition"] == TWO_CLASSES],
+        ),
+        Claim(
+            "the poorer the mix of widths (the larger psi), the lower the accuracy",
+            "III-C, remark 2",
+            [
+                Case(
+                    PARTITIONS[partition],
+                    all(low[partition] >= high[partition] for low, high in pairwise(mixes)),
+                    ", ".join(f"psi {row['psi']:.1f}: {100 * row[partition]:.1f} %" for row in mixes),
+                )
+                for partition in (IID, TWO_CLASSES)
+                if len(mixes) == len(MIXES) and all(row[partition] is not None for row in mixes)
+            ],
+        ),
+    ]
+
+
+def _most_biased(row: dict[str, Any]) -> Case:
+    layers = {name: value for name, value in row.items() if name != "partition" and value is not None}
+    highest = max(layers, key=lambda name: layers[name])
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in layers.items())
+    return Case(PARTITIONS[row["partition"]], highest == list(layers)[-1], shown)
 
 
 CLOCKS: dict[str, dict[str, Any]] = {

@@ -279,7 +279,7 @@ def _rows(inputs: Tensor, first: Shape) -> np.ndarray:
 _own = threading.local()
 
 
-def _packed(shapes: Sequence[Shape], tensors: Tensors) -> list[tuple[np.ndarray, np.ndarray]]:
+def laid_out(shapes: Sequence[Shape], tensors: Tensors) -> list[tuple[np.ndarray, np.ndarray]]:
     """Weights and biases in this thread's own buffers: new memory for every device would cost more than the copy."""
     key = tuple(shapes)
     if getattr(_own, "key", None) != key:
@@ -288,6 +288,16 @@ def _packed(shapes: Sequence[Shape], tensors: Tensors) -> list[tuple[np.ndarray,
     for shape, (weight, bias) in zip(shapes, buffers, strict=True):
         shape.pack(tensors, weight, bias)
     return buffers
+
+
+def read_back(
+    shapes: Sequence[Shape], packed: list[tuple[np.ndarray, np.ndarray]], frozen: int, names: frozenset[str]
+) -> dict[str, Tensor]:
+    """Copies of the tensors from layer `frozen` on, in their own layout."""
+    trained: dict[str, Tensor] = {}
+    for shape, (weight, bias) in list(zip(shapes, packed, strict=True))[frozen:]:
+        trained |= shape.unpack(weight, bias, names)
+    return trained
 
 
 def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array[ctypes.c_void_p]:
@@ -308,7 +318,7 @@ def native_train(
     compiled = library()
     if compiled is None:
         raise RuntimeError("there is no compiled code here")
-    packed = _packed(shapes, tensors)
+    packed = laid_out(shapes, tensors)
     rows, targets = _rows(inputs, shapes[0]), np.ascontiguousarray(labels.numpy())
     positions = np.ascontiguousarray(order, dtype=np.int64)
     plan = _Plan(
@@ -334,17 +344,13 @@ def native_train(
     )
     if loss < 0:
         raise MemoryError("no memory for a device's local round")
-    trained: dict[str, Tensor] = {}
-    names = frozenset(tensors)
-    for shape, (weight, bias) in list(zip(shapes, packed, strict=True))[frozen:]:
-        trained |= shape.unpack(weight, bias, names)
-    return trained, float(loss)
+    return read_back(shapes, packed, frozen, frozenset(tensors)), float(loss)
 
 
 def native_forward(shapes: Sequence[Shape], tensors: Tensors, inputs: Tensor) -> Tensor:
     """The outputs of the chain."""
     compiled = library()
-    packed = _packed(shapes, tensors)
+    packed = laid_out(shapes, tensors)
     rows = _rows(inputs, shapes[0])
     outputs = np.empty((len(rows), shapes[-1].outputs), dtype=np.float32)
     done = compiled is not None and compiled.fedpmt_forward(
