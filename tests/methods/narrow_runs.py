@@ -71,6 +71,13 @@ def check_fast_path(method: Method[Any, Any], net: str, **options: Any) -> None:
     for key, tensor in oracle.tensors[MODEL].items():
         torch.testing.assert_close(fast.tensors[MODEL][key], tensor, rtol=1e-8, atol=1e-10)
     assert abs(fast.metrics["train_loss"] - oracle.metrics["train_loss"]) < 1e-8
+    # In single precision, which is what compiled code knows.
+    single = replace(task, tensors={MODEL: {name: one.float() for name, one in task.tensors[MODEL].items()}})
+    short = replace(data, inputs=data.inputs.float())
+    compiled = fused_train(site, [single], [part], [short], [Seeds(0, 0)], work)[0]
+    for key, tensor in oracle.tensors[MODEL].items():
+        assert (compiled.tensors[MODEL][key] - tensor).norm() <= 2e-5 * tensor.norm() + 1e-7, key
+    assert abs(compiled.metrics["train_loss"] - oracle.metrics["train_loss"]) < 1e-4
 
 
 def _shapes(site: Site) -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,9 +17,11 @@ from fedpmt.submodel.depth import full, suffix, widths
 from fedpmt.submodel.part import GLOBAL, Part, take
 from fedpmt.submodel.width import random_channels, thinned
 from fedpmt.training import fused, native
-from fedpmt.training.local import LocalSettings, Site
+from fedpmt.training.control import CONTROL, Control, ControlledWork
+from fedpmt.training.local import LocalSettings, LocalWork, Site, train
 from fedpmt.training.messages import Task
 from fedpmt.training.objective import CLASSIFICATION
+from fedpmt.training.proximal import ProximalWork
 from fedpmt.types import MODEL, Examples
 from support import samples
 
@@ -73,6 +76,53 @@ def test_the_papers_nets(name: str, settings: dict[str, Any], monkeypatch: pytes
     for part in widths(model.structure, net.widths[0]):
         data = samples(17, net.input_shape, 10)
         assert_alike(*both(monkeypatch, model, part, data, **settings), part)
+
+
+@needs_compiler
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1, "epochs": 2}])
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("kind", ["control", "proximal"])
+def test_a_pull_beside_the_gradient(kind: str, name: str, settings: dict[str, Any]) -> None:
+    """SCAFFOLD's and FedProx's steps, against the oracle; what is sent beside the weights and kept is the same, too."""
+    net = NETS[name]
+    model, data = build(net, generator(1, "init")), samples(17, net.input_shape, 10)
+    part, weights = full(model.structure), model.initial()
+    drawn = torch.Generator().manual_seed(0)
+    c, mine = (
+        {name: 0.1 * torch.randn(one.shape, generator=drawn) for name, one in weights.items()}
+        for _ in range(2)
+    )
+    work: LocalWork[Any] = ControlledWork("II") if kind == "control" else ProximalWork(2.0)
+    own = Control(mine) if kind == "control" else None
+    task = Task((part,), {MODEL: weights, **({CONTROL: c} if kind == "control" else {})})
+    chosen = LocalSettings(**{"epochs": 1, "batch": 7, "learning_rate": 0.1, **settings})
+    site = Site({GLOBAL: model}, CLASSIFICATION, chosen)
+    assert fused.fusible(work, site, task, part, data)
+    oracle, kept = train(work, site, task, part, own, data, Seeds(0, 0), device=0, round_index=0)
+    outcome = fused.fused_train(site, [task], [part], [data], [Seeds(0, 0)], work, [own])[0]
+    steps = fused.steps_taken(chosen, len(data), None)
+    sent, left = work.concluded(outcome, site, task, own, steps)
+    assert_alike(sent, oracle, part, 5e-5)
+    if isinstance(kept, Control):
+        assert isinstance(left, Control)
+        assert set(sent.tensors) == set(oracle.tensors)
+        for key, one in kept.variate.items():
+            assert (left.variate[key] - one).norm() <= 1e-3 * one.norm()
+
+
+@needs_compiler
+def test_a_pull_needs_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch operations do not know it: the oracle takes such work."""
+    model = build(NETS["fcnn-mnist"], generator(1, "init"))
+    part, data = full(model.structure), samples(9, NETS["fcnn-mnist"].input_shape, 10)
+    site = Site({GLOBAL: model}, CLASSIFICATION, LocalSettings(1, 7, 0.1, momentum=0.5))
+    task = Task((part,), {MODEL: model.initial()})
+    assert fused.fusible(LocalWork(), site, task, part, data)
+    assert not fused.fusible(ProximalWork(1.0), site, task, part, data)
+    monkeypatch.setattr(fused, "shapes_of", lambda *_: None)
+    assert not fused.fusible(
+        ProximalWork(1.0), replace(site, settings=LocalSettings(1, 7, 0.1)), task, part, data
+    )
 
 
 CHAINS = {

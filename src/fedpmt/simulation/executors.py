@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from fedpmt.training.fused import fused_train, fusible, stackable
+from fedpmt.training.fused import fused_train, fusible, stackable, steps_taken
 from fedpmt.training.local import LocalSettings, LocalWork, Outcome, Rng, Site, train
 from fedpmt.training.messages import Reply
 from fedpmt.types import MODEL
@@ -157,11 +157,14 @@ class Plain:
             data,
             [unit.rng for unit in units],
             work,
+            [unit.own for unit in units],
         )
-        return [
-            (place, (unit.reply(outcome), unit.own))
-            for (place, unit), outcome in zip(group, outcomes, strict=True)
-        ]
+        results = []
+        for (place, unit), outcome in zip(group, outcomes, strict=True):
+            steps = steps_taken(unit.settings, unit.samples, unit.task.steps)
+            sent, own = work.concluded(outcome, site, unit.task, unit.own, steps)
+            results.append((place, (unit.reply(sent), own)))
+        return results
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
         for item in items:

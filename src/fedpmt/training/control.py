@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpmt.complexity.cost import FLOAT_BYTES
-from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
+from fedpmt.training.local import LocalWork, Outcome, Pull, Rng, Run, Site
 from fedpmt.types import MODEL, Examples
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CONTROL = "control"
 """What travels beside the weights: c down, Δc_i up, for parameters and not for buffers."""
 
-CORRECTION, GRADIENT = "correction", "gradient"
+GRADIENT = "gradient"
 Option = Literal["I", "II", "none"]
 
 
@@ -43,44 +43,55 @@ class ControlledWork(LocalWork[Control]):
     def first(self, device: int, rng: Rng) -> Control:
         return Control({})
 
+    @property
+    def fast(self) -> bool:
+        return self.option != "I"
+
+    def pulled(self, site: Site, task: Task, part: Part, own: Control | None) -> Pull:
+        mine, control = variate(own), task.tensors[CONTROL]
+        # c - c_i first: where they are equal it is zero, and the step that of plain SGD to the bit.
+        return Pull({name: one - mine[name] if name in mine else one for name, one in control.items()})
+
     def start(self, site: Site, task: Task, part: Part, own: Control | None, data: Examples, rng: Rng) -> Run:
         run = super().start(site, task, part, own, data, rng)
-        mine, control = variate(own), task.tensors[CONTROL]
-        # The difference first: where c and c_i are equal it is zero, and the step that of plain SGD to the bit.
-        run.memo[CORRECTION] = {
-            name: control[name] - mine[name] if name in mine else control[name] for name in run.params
-        }
         if self.option == "I":
             run.memo[GRADIENT] = self.full_gradient(run, rng)
         return run
 
-    def correct(self, run: Run, gradients: dict[str, Tensor], step: int) -> dict[str, Tensor]:
-        correction: dict[str, Tensor] = run.memo[CORRECTION]
-        # g(y) + (c - c_i)
-        return {name: gradient + correction[name] for name, gradient in gradients.items()}
-
     def reply(self, run: Run, own: Control | None, data: Examples) -> tuple[Outcome, Control]:
-        outcome, _ = super().reply(run, own, data)
-        change, mine = self.change(run, variate(own)), variate(own)
-        # c_i <- c_i + Δc_i, by the very numbers that the server adds to c
+        outcome, kept = super().reply(run, own, data)
+        if self.option == "I":
+            # Δc_i with c_i⁺ = ∇F_i(x)
+            gradient, mine = run.memo[GRADIENT], variate(own)
+            change = {name: new - mine[name] if name in mine else new for name, new in gradient.items()}
+            return self.with_change(outcome, own, change)
+        return outcome, kept or Control({})
+
+    def concluded(
+        self, outcome: Outcome, site: Site, task: Task, own: Control | None, steps: int
+    ) -> tuple[Outcome, Control]:
+        """Δc_i = c_i⁺ - c_i, sent beside the weights, and the new c_i."""
+        if self.option == "I":
+            return outcome, own or Control({})  # its gradient is in the run: see `reply`
+        settings, received, control = site.settings, task.tensors[MODEL], task.tensors[CONTROL]
+        distance = effective_steps(steps, settings.momentum) * settings.learning_rate
+        if self.option == "none" or distance == 0:
+            change = {name: torch.zeros_like(one) for name, one in control.items()}
+        else:
+            trained = outcome.tensors[MODEL]
+            # c_i⁺ = c_i - c + (x - y) / (K η)
+            change = {
+                name: (received[name] - trained[name]) / distance - one for name, one in control.items()
+            }
+        return self.with_change(outcome, own, change)
+
+    def with_change(
+        self, outcome: Outcome, own: Control | None, change: dict[str, Tensor]
+    ) -> tuple[Outcome, Control]:
+        """c_i <- c_i + Δc_i, by the very numbers that the server adds to c."""
+        mine = variate(own)
         kept = {name: mine[name] + tensor if name in mine else tensor for name, tensor in change.items()}
         return replace(outcome, tensors={**outcome.tensors, CONTROL: change}), Control(kept)
-
-    def change(self, run: Run, mine: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Δc_i = c_i⁺ - c_i."""
-        settings, received, control = run.site.settings, run.task.tensors[MODEL], run.task.tensors[CONTROL]
-        if self.option == "I":
-            # c_i⁺ = ∇F_i(x)
-            gradient: dict[str, Tensor] = run.memo[GRADIENT]
-            return {name: new - mine[name] if name in mine else new for name, new in gradient.items()}
-        distance = effective_steps(run.steps, settings.momentum) * settings.learning_rate
-        if self.option == "none" or distance == 0:
-            return {name: torch.zeros_like(control[name]) for name in run.params}
-        return {
-            # c_i⁺ = c_i - c + (x - y) / (K η)
-            name: (received[name] - parameter.detach()) / distance - control[name]
-            for name, parameter in run.params.items()
-        }
 
     def full_gradient(self, run: Run, rng: Rng) -> dict[str, Tensor]:
         """∇F_i(x), over all samples, batch by batch."""

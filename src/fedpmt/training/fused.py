@@ -7,6 +7,7 @@ model and the method's local work are. Where compiled code can be had, that is u
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedpmt.submodel.part import Mask, take, within
 from fedpmt.submodel.width import corners
 from fedpmt.training.batches import channels_last, gather
 from fedpmt.training.local import LocalSettings, LocalWork, Outcome, local_tensors
-from fedpmt.training.native import library, native_forward, native_train, shapes_of
+from fedpmt.training.native import Beside, library, native_forward, native_train, shapes_of
 from fedpmt.training.operations import Flatten, Linear, Operation, Pool, Relu, convolution, rows_with_one
 from fedpmt.types import MODEL
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fedpmt.submodel.part import Part
     from fedpmt.training.local import Rng, Site
     from fedpmt.training.messages import Task
+    from fedpmt.training.native import Shape
     from fedpmt.types import Examples, Tensors
 
 _IMAGES, _FEATURES = (nn.Conv2d, nn.MaxPool2d, nn.ReLU), (nn.Linear, nn.ReLU, nn.Flatten)
@@ -57,6 +59,8 @@ def fusible(work: LocalWork[Any], site: Site, task: Task, part: Part, data: Exam
         and all(tensor.dtype == data.inputs.dtype for tensor in task.tensors[MODEL].values())
         and data.targets.dtype == torch.int64
         and data.targets.ndim == 1
+        # A pull is known to compiled code alone.
+        and (type(work).pulled is LocalWork.pulled or _shapes(site, task, part, data) is not None)
     )
 
 
@@ -205,10 +209,11 @@ def fused_train(
     data: Sequence[Examples],
     rngs: Sequence[Rng],
     work: LocalWork[Any] = _PLAIN,
+    owns: Sequence[Any] = (None,),
 ) -> list[Outcome]:
     """The local loop of `local.train` for `fusible` work: of one device, or of several alike on a `stackable` model."""
-    if len(tasks) == 1 and type(work) is LocalWork:
-        outcome = _compiled(site, tasks[0], parts[0], data[0], rngs[0])
+    if len(tasks) == 1:
+        outcome = _compiled(site, tasks[0], parts[0], data[0], rngs[0], work, owns[0])
         if outcome is not None:
             return [outcome]
     part, settings = parts[0], site.settings
@@ -273,25 +278,54 @@ def fused_train(
     ]
 
 
-def _compiled(site: Site, task: Task, part: Part, data: Examples, rng: Rng) -> Outcome | None:
-    """One device's plain SGD by compiled code; None where there is none for its model."""
-    model, settings = site.models[part.model], site.settings
-    if settings.momentum or part.inner:
+def steps_taken(settings: LocalSettings, samples: int, limit: int | None) -> int:
+    """How many steps a local round has."""
+    steps = settings.epochs * -(-samples // settings.batch)
+    return steps if limit is None else min(steps, limit)
+
+
+def _shapes(site: Site, task: Task, part: Part, data: Examples) -> list[Shape] | None:
+    """The chain as compiled code sees it; None where it cannot train it."""
+    model = site.models[part.model]
+    if site.settings.momentum or part.inner:
         return None
-    received = local_tensors(task, part, model.structure)
-    shapes = shapes_of(model, received, data.inputs)
+    shapes = shapes_of(model, local_tensors(task, part, model.structure), data.inputs)
     # A label that is no class would be read as an address; torch says what is wrong with it.
     if shapes is None or not bool(((data.targets >= 0) & (data.targets < shapes[-1].own_outputs)).all()):
         return None
+    return shapes
+
+
+def _compiled(
+    site: Site, task: Task, part: Part, data: Examples, rng: Rng, work: LocalWork[Any], own: Any
+) -> Outcome | None:
+    """One device's SGD by compiled code; None where there is none for its model."""
+    model, settings = site.models[part.model], site.settings
+    shapes = _shapes(site, task, part, data)
+    if shapes is None:
+        return None
+    factors = work.factors(task, part, model.structure)
+    received = _scaled(local_tensors(task, part, model.structure), factors)
     order = rng("order")
     orders = np.stack([order.permutation(len(data)) for _ in range(settings.epochs)])
     before = model.modules_of(0, frozen_prefix(model.structure, part))
     frozen = sum(isinstance(module, nn.Linear | nn.Conv2d) for _, module in before)
-    tensors, loss = native_train(
-        shapes, received, data.inputs, data.targets, orders, settings, frozen, task.steps
+    beside = Beside(
+        {shape.path: factors.get(f"{shape.path}.weight", 1.0) ** 2 for shape in shapes},
+        work.absent(part, model.structure),
     )
-    trained = {name: tensors[name] for name in part.trained}
-    return Outcome({MODEL: trained}, metrics={"train_loss": loss})
+    pull = work.pulled(site, task, part, own)
+    if pull is not None:
+        rate = settings.learning_rate
+        # η (constant - μ w) is the same in every step; η μ y is a share of the weight.
+        shift = {name: rate * one for name, one in pull.constant.items()}
+        for name, one in pull.received.items() if pull.strength else ():
+            shift[name] = shift.get(name, 0) - rate * pull.strength * one
+        beside = replace(beside, shift=_scaled(shift, factors), spring=rate * pull.strength)
+    tensors, loss = native_train(
+        shapes, received, data.inputs, data.targets, orders, settings, frozen, task.steps, beside
+    )
+    return Outcome({MODEL: _trained(part, tensors, factors)}, metrics={"train_loss": loss})
 
 
 def _trained(part: Part, tensors: Tensors, factors: Mapping[str, float] | None = None) -> dict[str, Tensor]:

@@ -89,6 +89,26 @@ class Outcome:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Pull:
+    """What every step adds to the gradient g(y): a constant, and a spring to the weights w received this round."""
+
+    constant: Mapping[str, Tensor] = field(default_factory=dict)
+    strength: float = 0.0  # μ
+    received: Mapping[str, Tensor] = field(default_factory=dict)  # w, where there is a spring
+
+    def on(self, gradient: Tensor, name: str, parameter: Tensor) -> Tensor:
+        """g(y) + constant + μ (y - w), which is exactly g(y) where both are zero."""
+        if name in self.constant:
+            gradient = gradient + self.constant[name]
+        if self.strength:
+            gradient = gradient.add(parameter.detach() - self.received[name], alpha=self.strength)
+        return gradient
+
+
+PULL = "pull"
+
+
 class LocalWork(Generic[D]):
     """What a device does. The same value serves all devices; what differs comes in as arguments.
 
@@ -121,7 +141,7 @@ class LocalWork(Generic[D]):
 
     @property
     def fast(self) -> bool:
-        """Whether this is no more than SGD on the objective, with the factors and absent classes below.
+        """Whether this is no more than SGD on the objective, with the factors, absent classes and pull below.
 
         Where a part has others inside, each step then trains one of them or itself, drawn from `rng("width")`.
         """
@@ -133,6 +153,10 @@ class LocalWork(Generic[D]):
 
     def absent(self, part: Part, structure: Structure) -> np.ndarray | None:
         """Which classes the loss leaves out, their logits being set to zero: none."""
+        return None
+
+    def pulled(self, site: Site, task: Task, part: Part, own: D | None) -> Pull | None:
+        """What is added to every gradient: nothing."""
         return None
 
     def start(self, site: Site, task: Task, part: Part, own: D | None, data: Examples, rng: Rng) -> Run:
@@ -153,7 +177,9 @@ class LocalWork(Generic[D]):
             if name not in params
         }
         data, forward = self.halves(site, model, part, fixed, data)
-        return Run(site, task, part, params, fixed, data, forward)
+        pull = self.pulled(site, task, part, own)
+        memo = {} if pull is None else {PULL: pull}
+        return Run(site, task, part, params, fixed, data, forward, memo=memo)
 
     def halves(
         self, site: Site, model: LayeredModel, part: Part, fixed: Tensors, data: Examples
@@ -166,8 +192,11 @@ class LocalWork(Generic[D]):
         return run.site.objective.loss(run.forward(run.tensors, batch.inputs), batch.targets)
 
     def correct(self, run: Run, gradients: dict[str, Tensor], step: int) -> dict[str, Tensor]:
-        """Change the gradients before the step is taken: not at all."""
-        return gradients
+        """Change the gradients before the step is taken: by the pull, if there is one."""
+        pull: Pull | None = run.memo.get(PULL)
+        if pull is None:
+            return gradients
+        return {name: pull.on(gradient, name, run.params[name]) for name, gradient in gradients.items()}
 
     def step(self, run: Run, gradients: dict[str, Tensor], velocity: dict[str, Tensor]) -> None:
         """Move the parameters: by SGD."""
@@ -180,7 +209,13 @@ class LocalWork(Generic[D]):
             name: take(tensors[name].detach(), within(selection, run.part.sent[name]))
             for name, selection in run.part.trained.items()
         }
-        return Outcome({MODEL: trained}), own
+        return self.concluded(Outcome({MODEL: trained}), run.site, run.task, own, run.steps)
+
+    def concluded(
+        self, outcome: Outcome, site: Site, task: Task, own: D | None, steps: int
+    ) -> tuple[Outcome, D | None]:
+        """What is made of the trained tensors after so many steps, sent beside them and kept: nothing."""
+        return outcome, own
 
     def cost(self, part: Part, price: Callable[[Part], Cost]) -> Cost:
         """What this work costs per batch: the price of the part, and what its task takes beside."""

@@ -27,13 +27,20 @@ typedef struct {
     int32_t convolution, inputs, outputs;          /* channels or features, padded but for the data's own */
     int32_t height, width, kernel_height, kernel_width; /* of a convolution's input, and its window */
     int32_t pooled, rectified, biased;
+    float gain;                                     /* of its steps, over those of other layers */
 } Layer;
 
 typedef struct {
     int32_t layers, frozen, cached, classes;
     int64_t samples, epochs, batch, limit; /* limit: steps, negative for none */
-    float rate, kept;                      /* eta, and 1 - eta * lambda */
+    float rate, kept;                      /* eta, and how much of a weight a step leaves: 1 - eta * lambda */
+    const uint8_t *absent;                 /* classes whose logits are zero and stay so; NULL for none */
 } Plan;
+
+/* What a step takes away beside the gradient, in the layout of a layer's weights and biases; NULL for nothing. */
+typedef struct {
+    const float *weights, *biases;
+} Shift;
 
 typedef struct {
     int64_t at; /* where its window begins */
@@ -98,8 +105,8 @@ INLINE void block_forward(const int vectors, const float *w, Batch of, int64_t i
 }
 
 /* A block takes its step; while it is in registers, the next batch goes through it. */
-INLINE void block_step(const int vectors, const Plan *plan, float *w, const float *x, const float *error, int64_t count,
-                       Batch next, int64_t inputs, int64_t outputs) {
+INLINE void block_step(const int vectors, float kept, float rate, float *w, const float *shift, const float *x,
+                       const float *error, int64_t count, Batch next, int64_t inputs, int64_t outputs) {
     vector block[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < vectors; v++) block[r][v] = (vector){0};
@@ -115,7 +122,8 @@ INLINE void block_step(const int vectors, const Plan *plan, float *w, const floa
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < vectors; v++) {
             float *at = w + r * outputs + v * LANES;
-            block[r][v] = plan->kept * load(at) - plan->rate * block[r][v];
+            block[r][v] = kept * load(at) - rate * block[r][v];
+            if (shift) block[r][v] -= load(shift + r * outputs + v * LANES);
             store(at, block[r][v]);
         }
     lift(vectors, block, next, inputs, outputs);
@@ -189,13 +197,15 @@ static void linear_forward(const Layer *layer, const float *w, const float *b, B
 
 /* The error goes down where there is a layer below to train, and the weights take their step. Where there is none, the
  * next batch can go through them at once: they are read from far once a step instead of twice. */
-static void linear_backward(const Layer *layer, const Plan *plan, float *w, float *b, const float *x, const float *error,
-                            float *below, int64_t count, Batch next) {
+static void linear_backward(const Layer *layer, const Plan *plan, float *w, float *b, Shift shift, const float *x,
+                            const float *error, float *below, int64_t count, Batch next) {
     const int64_t inputs = layer->inputs, outputs = layer->outputs;
+    const float kept = plan->kept, rate = plan->rate * layer->gain;
     for (int64_t n = 0; layer->biased && n < outputs; n++) {
         float sum = 0;
         for (int64_t m = 0; m < count; m++) sum += error[m * outputs + n];
-        b[n] = plan->kept * b[n] - plan->rate * sum;
+        b[n] = kept * b[n] - rate * sum;
+        if (shift.biases) b[n] -= shift.biases[n];
     }
     start_sums(layer, b, next);
     for (int64_t first = 0; first < inputs; first += CHUNK) {
@@ -209,7 +219,8 @@ static void linear_backward(const Layer *layer, const Plan *plan, float *w, floa
             DOWN(1);
         }
 #define STEP(vectors)                                                                                           \
-    block_step(vectors, plan, w + k * outputs + n, x + k, error + n, count, behind(next, k, n), inputs, outputs)
+    block_step(vectors, kept, rate, w + k * outputs + n, shift.weights ? shift.weights + k * outputs + n : NULL, x + k,   \
+               error + n, count, behind(next, k, n), inputs, outputs)
         BLOCKS(STEP, first, last)
     }
     rectify(layer, next.y, next.count * outputs);
@@ -395,9 +406,10 @@ static void collect(const Layer *layer, const Work *work, const float *error, co
             }
 }
 
-static void convolution_backward(const Layer *layer, const Work *work, const Plan *plan, float *w, float *b,
+static void convolution_backward(const Layer *layer, const Work *work, const Plan *plan, float *w, float *b, Shift shift,
                                  const float *x, const float *error, const int32_t *places, float *below,
                                  int64_t count) {
+    const float kept = plan->kept, rate = plan->rate * layer->gain;
     const int64_t filters = layer->outputs, line = (int64_t)layer->width * layer->inputs;
     const int64_t segment = (int64_t)layer->kernel_width * layer->inputs, stride = padded(segment);
     const int64_t rows = layer->kernel_height, size = layer->height * line, room = work->pooled / filters + 1;
@@ -429,10 +441,14 @@ static void convolution_backward(const Layer *layer, const Work *work, const Pla
     for (int64_t row = 0; row < rows; row++)
         for (int64_t k = 0; k < segment; k++)
             for (int64_t f = 0; f < filters; f++) {
-                float *weight = w + (row * segment + k) * filters + f;
-                *weight = plan->kept * *weight - plan->rate * work->gradient[(f * rows + row) * stride + k];
+                const int64_t at = (row * segment + k) * filters + f;
+                w[at] = kept * w[at] - rate * work->gradient[(f * rows + row) * stride + k];
+                if (shift.weights) w[at] -= shift.weights[at];
             }
-    for (int64_t f = 0; layer->biased && f < filters; f++) b[f] = plan->kept * b[f] - plan->rate * bias[f];
+    for (int64_t f = 0; layer->biased && f < filters; f++) {
+        b[f] = kept * b[f] - rate * bias[f];
+        if (shift.biases) b[f] -= shift.biases[f];
+    }
 }
 
 /* ---- the chain ---- */
@@ -452,18 +468,21 @@ static void forward(const Layer *layers, const Work *work, int first, int last, 
     }
 }
 
-/* (softmax(z) - y) / n in place of z; gives the mean loss. */
+/* (softmax(z) - y) / n in place of z; gives the mean loss. An absent class keeps a share, but gets no error. */
 static double loss_and_error(float *z, const int64_t *labels, const int64_t *order, int64_t count, int classes,
-                             int64_t stride) {
+                             int64_t stride, const uint8_t *absent) {
     double sum = 0;
     for (int64_t m = 0; m < count; m++) {
-        float *own = z + m * stride, largest = own[0], shares = 0;
+        float *own = z + m * stride, largest, shares = 0;
         const int64_t label = labels[order[m]];
+        for (int c = 0; absent && c < classes; c++) own[c] = absent[c] ? 0 : own[c];
+        largest = own[0];
         for (int c = 1; c < classes; c++) largest = own[c] > largest ? own[c] : largest;
         for (int c = 0; c < classes; c++) shares += expf(own[c] - largest);
         sum += (double)(logf(shares) - (own[label] - largest));
         for (int c = 0; c < classes; c++)
             own[c] = (expf(own[c] - largest) / shares - (c == label ? 1.0f : 0.0f)) / (float)count;
+        for (int c = 0; absent && c < classes; c++) own[c] = absent[c] ? 0 : own[c];
         for (int64_t c = classes; c < stride; c++) own[c] = 0;
     }
     return sum / (double)count;
@@ -531,7 +550,7 @@ static int complete(const Layer *layers, const Work *work, int count, int frozen
 }
 
 static void backward(const Layer *layers, const Work *work, const Plan *plan, float *const *weights,
-                     float *const *biases, const float *x, int64_t count, Batch next) {
+                     float *const *biases, const Shift *shifts, const float *x, int64_t count, Batch next) {
     const Batch nothing = {NULL, NULL, 0};
     float *error = work[plan->layers - 1].outputs; /* the last layer's outputs were turned into their error */
     for (int l = plan->layers - 1; l >= plan->frozen; l--) {
@@ -539,10 +558,13 @@ static void backward(const Layer *layers, const Work *work, const Plan *plan, fl
         const int wanted = l > plan->frozen;
         const float *inputs = wanted ? work[l - 1].outputs : x;
         float *below = wanted ? work[l].errors : NULL;
+        const Shift shift = shifts ? shifts[l] : (Shift){NULL, NULL};
         if (layer->convolution)
-            convolution_backward(layer, work + l, plan, weights[l], biases[l], inputs, error, work[l].places, below, count);
+            convolution_backward(layer, work + l, plan, weights[l], biases[l], shift, inputs, error, work[l].places, below,
+                                 count);
         else
-            linear_backward(layer, plan, weights[l], biases[l], inputs, error, below, count, wanted ? nothing : next);
+            linear_backward(layer, plan, weights[l], biases[l], shift, inputs, error, below, count,
+                            wanted ? nothing : next);
         if (wanted && layers[l - 1].rectified) {
             const int64_t size = count * work[l - 1].pooled;
             for (int64_t k = 0; k < size; k++) below[k] = inputs[k] > 0 ? below[k] : 0;
@@ -566,7 +588,7 @@ static void gather_samples(float *to, const float *from, const int64_t *order, i
 /* The local round of one device; weights and biases are changed in place. The mean loss over its steps, negative where
  * there is no memory. `order` holds the samples of every epoch. */
 double fedpmt_train(const Plan *plan, const Layer *layers, float *const *weights, float *const *biases,
-                    const float *inputs, const int64_t *labels, const int64_t *order) {
+                    const Shift *shifts, const float *inputs, const int64_t *labels, const int64_t *order) {
     const int count = plan->layers, frozen = plan->frozen;
     const int64_t batch = plan->batch < plan->samples ? plan->batch : plan->samples;
     const int64_t whole_epochs = plan->epochs * ((plan->samples + plan->batch - 1) / plan->batch);
@@ -598,14 +620,15 @@ double fedpmt_train(const Plan *plan, const Layer *layers, float *const *weights
             gather_samples(now, source, own, some, hidden);
             forward(layers, work, first, count, weights, biases, now, some);
         }
-        sum += loss_and_error(work[count - 1].outputs, labels, own, some, plan->classes, layers[count - 1].outputs);
+        sum += loss_and_error(work[count - 1].outputs, labels, own, some, plan->classes, layers[count - 1].outputs,
+                              plan->absent);
         if (ahead && step + 1 < steps) {
             const int64_t *others = samples_of(plan, order, step + 1, &next.count);
             gather_samples(then, source, others, next.count, hidden);
             next.x = then;
             next.y = work[first].outputs;
         }
-        backward(layers, work, plan, weights, biases, frozen > first ? work[frozen - 1].outputs : now, some, next);
+        backward(layers, work, plan, weights, biases, shifts, frozen > first ? work[frozen - 1].outputs : now, some, next);
         float *const swapped = now;
         now = then;
         then = swapped;

@@ -1,7 +1,7 @@
 """The fast path in compiled code: `native.c`, built on first use where there is a C compiler, else left alone.
 
 One call trains a device for a whole local round, without the interpreter's lock: threads scale with cores. It knows
-plain SGD on convolutions (stride 1, no padding, with or without a 2 x 2 max-pool) and linear layers in single precision
+SGD on convolutions (stride 1, no padding, with or without a 2 x 2 max-pool) and linear layers in single precision
 on the CPU. Everything else, and every machine without a compiler, takes the torch operations of `fused`.
 """
 
@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -29,7 +29,7 @@ from platformdirs import user_cache_dir
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fedpmt.models.layered import LayeredModel
     from fedpmt.training.local import LocalSettings
@@ -60,7 +60,7 @@ class _Layer(ctypes.Structure):
             "height", "width", "kernel_height", "kernel_width",
             "pooled", "rectified", "biased",
         )
-    ]  # fmt: skip
+    ] + [("gain", ctypes.c_float)]  # fmt: skip
 
 
 class _Plan(ctypes.Structure):
@@ -68,7 +68,12 @@ class _Plan(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("layers", "frozen", "cached", "classes")),
         *((name, ctypes.c_int64) for name in ("samples", "epochs", "batch", "limit")),
         *((name, ctypes.c_float) for name in ("rate", "kept")),
+        ("absent", ctypes.c_void_p),
     ]
+
+
+class _Shift(ctypes.Structure):
+    _fields_ = [("weights", ctypes.c_void_p), ("biases", ctypes.c_void_p)]
 
 
 @cache
@@ -138,8 +143,8 @@ class Shape:
     rectified: bool = False
     biased: bool = True
 
-    def structure(self) -> _Layer:
-        """As C reads it."""
+    def structure(self, gain: float = 1.0) -> _Layer:
+        """As C reads it; its steps are `gain` times as long as the learning rate says."""
         channels = self.inputs, self.outputs
         return _Layer(
             self.convolution,
@@ -150,6 +155,7 @@ class Shape:
             self.pooled,
             self.rectified,
             self.biased,
+            gain,
         )
 
     def blank(self) -> tuple[np.ndarray, np.ndarray]:
@@ -279,12 +285,14 @@ def _rows(inputs: Tensor, first: Shape) -> np.ndarray:
 _own = threading.local()
 
 
-def laid_out(shapes: Sequence[Shape], tensors: Tensors) -> list[tuple[np.ndarray, np.ndarray]]:
+def laid_out(
+    shapes: Sequence[Shape], tensors: Tensors, place: str = "weights"
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Weights and biases in this thread's own buffers: new memory for every device would cost more than the copy."""
-    key = tuple(shapes)
-    if getattr(_own, "key", None) != key:
-        _own.key, _own.buffers = key, [shape.blank() for shape in shapes]
-    buffers: list[tuple[np.ndarray, np.ndarray]] = _own.buffers
+    key, known = tuple(shapes), _own.__dict__
+    if known.get(place, (None,))[0] != key:
+        known[place] = key, [shape.blank() for shape in shapes]
+    buffers: list[tuple[np.ndarray, np.ndarray]] = known[place][1]
     for shape, (weight, bias) in zip(shapes, buffers, strict=True):
         shape.pack(tensors, weight, bias)
     return buffers
@@ -304,6 +312,21 @@ def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What a step does beside following the gradient."""
+
+    gains: Mapping[str, float] = field(
+        default_factory=dict
+    )  # by a layer's path: its steps are so much longer
+    absent: np.ndarray | None = None  # classes whose logits are zero, as booleans
+    shift: Tensors | None = None  # what each step takes away from every tensor
+    spring: float = 0.0  # η μ: the share of a weight that each step takes away, too
+
+
+NOTHING = Beside()
+
+
 def native_train(
     shapes: Sequence[Shape],
     tensors: Tensors,
@@ -313,6 +336,7 @@ def native_train(
     settings: LocalSettings,
     frozen: int,
     limit: int | None,
+    beside: Beside = NOTHING,
 ) -> tuple[dict[str, Tensor], float]:
     """One device's local round: its tensors from layer `frozen` on, and the mean loss. `order` is [epoch, sample]."""
     compiled = library()
@@ -321,6 +345,8 @@ def native_train(
     packed = laid_out(shapes, tensors)
     rows, targets = _rows(inputs, shapes[0]), np.ascontiguousarray(labels.numpy())
     positions = np.ascontiguousarray(order, dtype=np.int64)
+    absent = None if beside.absent is None else np.ascontiguousarray(beside.absent, dtype=np.uint8)
+    shifts = [] if beside.shift is None else laid_out(shapes, beside.shift, "shift")
     plan = _Plan(
         len(shapes),
         frozen,
@@ -331,13 +357,17 @@ def native_train(
         settings.batch,
         -1 if limit is None else limit,
         settings.learning_rate,
-        1 - settings.learning_rate * settings.weight_decay,
+        1 - settings.learning_rate * settings.weight_decay - beside.spring,
+        None if absent is None else absent.ctypes.data,
     )
     loss = compiled.fedpmt_train(
         ctypes.byref(plan),
-        (_Layer * len(shapes))(*(shape.structure() for shape in shapes)),
+        (_Layer * len(shapes))(*(shape.structure(beside.gains.get(shape.path, 1.0)) for shape in shapes)),
         _pointers([weight for weight, _ in packed]),
         _pointers([bias for _, bias in packed]),
+        (_Shift * len(shifts))(*(_Shift(*(one.ctypes.data for one in pair)) for pair in shifts))
+        if shifts
+        else None,
         ctypes.c_void_p(rows.ctypes.data),
         ctypes.c_void_p(targets.ctypes.data),
         ctypes.c_void_p(positions.ctypes.data),
