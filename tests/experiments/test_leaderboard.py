@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedpmt import api
 from fedpmt.cli.main import program
-from fedpmt.experiments import paper
+from fedpmt.experiments import entrants
 from fedpmt.experiments.entrants import ENTRANTS, KNOWN, Contest, entrants_of
 from fedpmt.experiments.findings import final
 from fedpmt.experiments.frontier import frontier, spread, track
@@ -131,6 +131,7 @@ def test_signs_tell_all_methods_apart() -> None:
 points = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=8)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no defect
 @given(st.dictionaries(st.sampled_from("abc"), points, min_size=1))
 def test_the_frontier_is_what_nobody_beats(tracks: dict[str, list[tuple[float, float]]]) -> None:
     every = {point for line in tracks.values() for point in line}
@@ -147,6 +148,7 @@ def test_the_frontier_is_what_nobody_beats(tracks: dict[str, list[tuple[float, f
     assert all((lead.spent, lead.accuracy) in tracks[lead.name] for lead in leads)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.floats(0, 1), max_size=20))
 def test_labels_keep_their_order_and_distance(wanted: list[float]) -> None:
     places = spread(wanted, 0.05, 0.0, 1.0)
@@ -183,7 +185,7 @@ def test_where_fedpmt_loses_is_said() -> None:
 
 
 def test_the_page_of_a_few_tiny_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paper, "QUICK_ROUNDS", 3)
+    monkeypatch.setattr(entrants, "QUICK_ROUNDS", 3)
     names, split = ["fedpmt", "fedavg", "comet", "heterofl"], TWO_CLASSES
     flags = ["--quick", "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work"), "--jobs", "2"]
     assert program(["leaderboard", *names, "--partition", split, *flags]) == 0

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import api
-from fedpmt.experiments import paper
 from fedpmt.experiments.paper import IID, TWO_CLASSES, Scope
 from fedpmt.methods.registry import method_class
 from fedpmt.models.nets import net
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 BUDGET = "operations"
 TASK = {"embedded": "cnn-mnist", "mnist": "cnn-mnist", "fashion-mnist": "cnn-mnist", "cifar10": "cnn-cifar10"}
+QUICK_ROUNDS = 20
 ROUNDS = {"embedded": 100, "mnist": 200, "fashion-mnist": 200, "cifar10": 200}
 EVALUATED_EVERY = {"embedded": 2, "mnist": 5, "fashion-mnist": 5, "cifar10": 5}
 TARGETS = {
@@ -131,7 +131,7 @@ class Contest:
     partitions: Sequence[str] = (IID, TWO_CLASSES)
     rounds: int | None = None  # T; None: what the data set has above
     entrants: Sequence[Entrant] = ENTRANTS
-    quick: bool = False  # a third of the rounds, and evaluated in each
+    quick: bool = False  # a fifth of the rounds, and evaluated in each
     data_dir: Path | None = None
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class Contest:
     @property
     def played(self) -> int:
         """How many rounds."""
-        return self.rounds or (paper.QUICK_ROUNDS if self.quick else ROUNDS[self.data])
+        return self.rounds or (QUICK_ROUNDS if self.quick else ROUNDS[self.data])
 
     @property
     def targets(self) -> tuple[float, ...]:

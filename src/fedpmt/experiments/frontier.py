@@ -14,7 +14,7 @@ from fedpmt.experiments.findings import TAIL
 from fedpmt.experiments.paper import PARTITIONS
 from fedpmt.report.drawing import AXES, curve
 from fedpmt.report.quantities import bytes_unit, show, time_unit
-from fedpmt.report.theme import DASHES, INK, MUTED, PALETTE, SHAPES, SIGNS, TRACK, new_figure, say, themed
+from fedpmt.report.theme import DASHES, INK, MUTED, PALETTE, SHAPES, SIGNS, new_figure, say, themed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -137,7 +137,7 @@ def _panel(
         axes.step(
             [lead.spent / unit.size for lead in leads] + [furthest / unit.size],
             [lead.accuracy for lead in leads] + [leads[-1].accuracy],
-            where="post", color=TRACK, linewidth=9, solid_capstyle="round", zorder=1,
+            where="post", color=MUTED, alpha=0.28, linewidth=9, solid_capstyle="round", zorder=1,
         )  # fmt: skip
     ends = []
     for one in here:

@@ -267,6 +267,7 @@ def losses(contest: Contest, found: Found, every: Sequence[Score]) -> list[dict[
                 {
                     "measure": measure.name,
                     "partition": partition,
+                    "seeds": len(ours),
                     "fedpmt": measure.text(ours),
                     "ahead": {entrant.name: text for entrant, text in ahead},
                     "ahead_titles": {entrant.title: text for entrant, text in ahead},
@@ -307,8 +308,10 @@ def verdict_text(rows: Sequence[dict[str, Any]]) -> str:
         split = PARTITIONS.get(row["partition"], row["partition"])
         behind = ", ".join(f"{title} ({text})" for title, text in row["ahead_titles"].items())
         told = f"behind {behind}" if behind else "behind nobody"
-        lines.append(
-            f"{split}: FedPMT ends at {row['fedpmt']}, {told}; {len(row['within_noise'])} of {row['rivals']} rivals "
-            "are within noise of it."
+        even = (
+            "with one seed, noise is not known"
+            if row["seeds"] == 1
+            else f"{len(row['within_noise'])} of {row['rivals']} rivals are within noise of it"
         )
+        lines.append(f"{split}: FedPMT ends at {row['fedpmt']}, {told}; {even}.")
     return "\n".join(f"- {line}" for line in lines)
