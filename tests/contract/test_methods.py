@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedpmt.records import RoundRecord
 
 SHARED = {"widths": None, "splitting": "server"}
-SLOW = {"fjord": 24, "comet": 60, "fedgkt": 6}
+SLOW = {"fjord": 24, "comet": 80, "fedgkt": 6}
 """Rounds that a method needs to get off the ground, where narrow nets learn little at first."""
 ALONE = ("comet",)
 """Methods whose devices learn by themselves, a few steps each time they are asked: that takes a minute."""

@@ -8,10 +8,15 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 import fedpmt
+from fedpmt import api
+from fedpmt.methods.fedavg import FedAvg
+from support import SMALL, Bench
 
 ROOT = Path(__file__).parents[2]
 PAPER_SYMBOLS = [
@@ -108,6 +113,44 @@ def test_examples_run(
     for block in code:
         exec(compile(block, document, "exec"), module.__dict__)
     assert capsys.readouterr().out
+
+
+class TestTheExampleMethod:
+    """The method of docs/adding-a-method.md is one as those of the library are."""
+
+    @pytest.fixture
+    def blocks_method(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        module = ModuleType("documented")
+        monkeypatch.setitem(sys.modules, "documented", module)
+        exec(compile(blocks("docs/adding-a-method.md")[0], "documented", "exec"), module.__dict__)
+        return module.Blocks
+
+    def test_takes_about_a_hundred_lines(self) -> None:
+        assert 80 <= len(blocks("docs/adding-a-method.md")[0].splitlines()) <= 125
+
+    def test_is_fedavg_where_every_device_can_do_everything(self, blocks_method: Any) -> None:
+        ours, theirs = Bench(blocks_method().neutral()), Bench(FedAvg())
+        for index in range(3):
+            for bench in (ours, theirs):
+                replies = [bench.reply(device, index, count=4 + device) for device in range(4)]
+                bench.state = bench.method.aggregate(bench.state, replies, bench.round(index)).state
+        for name, tensor in theirs.state.tensors.items():
+            assert torch.equal(ours.state.tensors[name], tensor)
+
+    def test_trains_one_block_within_the_budget_and_leaves_the_rest(self, blocks_method: Any) -> None:
+        small: dict[str, Any] = {**SMALL, "budget": "operations=0.6"}
+        run = api.run(blocks_method(), **small)
+        assert run.result is not None
+        assert run.result.budget_action == "device"
+        devices = [device for step in run.rounds for device in step.devices]
+        assert not any(device.over_budget for device in devices)
+        assert len({device.part for device in devices}) > 1
+        bench = Bench(blocks_method())
+        reply = bench.reply(0, budget=60.0)
+        state = bench.method.aggregate(bench.state, [reply], bench.round(0)).state
+        untrained = set(bench.state.tensors) - set(reply.part.trained)
+        assert untrained
+        assert all(torch.equal(state.tensors[name], bench.state.tensors[name]) for name in untrained)
 
 
 def test_public_names_are_all_there_and_documented() -> None:

@@ -14,7 +14,7 @@ from fedpmt.data.public import NO_LABEL
 from fedpmt.methods.feddf import WIDEST, FedDF, teachers
 from fedpmt.submodel.depth import full
 from fedpmt.submodel.width import thinned
-from fedpmt.training.distillation import answers, divergence
+from fedpmt.training.distillation import StudentWork, answers, divergence
 from fedpmt.types import MODEL, Examples, SettingError
 from support import Bench, samples
 
@@ -151,6 +151,23 @@ def test_distillation_brings_the_student_to_the_ensemble() -> None:
         for tensors in (start, refined)
     )
     assert after < before / 10
+
+
+def test_few_steps_are_the_start_and_the_end_of_the_rate_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a cosine over the four steps that there are, not over the 10,000 that were asked for."""
+    rates: list[float] = []
+    scale = StudentWork.scale
+
+    def noted(self: StudentWork, run: Any) -> float:
+        rates.append(scale(self, run))
+        return rates[-1]
+
+    monkeypatch.setattr(StudentWork, "scale", noted)
+    bench = Bench(FedDF(steps=10_000, every=3))
+    ensemble = teachers(mixed(bench), 12, bench.round(0))
+    bench.method.refined(bench.state.tensors, full(bench.state.structure), ensemble, 4, bench.round(0))
+    # (1 + cos(π s / 4)) / 2 for s = 0 to 3, over two looks at the validation data.
+    assert rates == pytest.approx([1.0, 0.8536, 0.5, 0.1464], abs=1e-4)
 
 
 def test_teachers_answer_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:

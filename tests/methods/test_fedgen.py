@@ -196,3 +196,61 @@ def test_a_model_without_a_linear_head_is_refused() -> None:
     arrays = (np.zeros((40, 4), np.float32), np.arange(40) % 2)
     with pytest.raises(SettingError, match="fedgen' is refused: it needs a model that is a chain"):
         api.run("fedgen", model=Odd(), train=arrays, test=arrays, devices=4, samples=5, cohort=2, rounds=1)
+
+
+class TestHeadAlone:
+    """Bodies stay, as wide as a device can afford; heads are alike and are averaged."""
+
+    def test_only_heads_travel_and_bodies_differ(self) -> None:
+        bench = Bench(FedGen(share="head"))
+        wide, narrow = (bench.work(device, 0, budget) for device, budget in ((0, float("inf")), (1, 200.0)))
+        head = set(bench.state.head)
+        for reply, body in (wide, narrow):
+            assert set(reply.tensors[MODEL]) == head
+            assert not set(body.tensors) & head
+        shapes = [
+            {name: tuple(one.shape) for name, one in body.tensors.items()} for _, body in (wide, narrow)
+        ]
+        assert shapes[0].keys() == shapes[1].keys()
+        assert shapes[0]["0.weight"][0] > shapes[1]["0.weight"][0]
+        # What enters the head is whole.
+        assert shapes[0]["4.weight"][0] == shapes[1]["4.weight"][0] == 8
+
+    def test_the_shared_head_is_the_mean_and_the_body_goes_on(self) -> None:
+        bench = Bench(FedGen(share="head", weight="uniform"))
+        answers = [bench.work(device) for device in range(3)]
+        state = bench.method.aggregate(bench.state, [reply for reply, _ in answers], bench.round(0)).state
+        assert set(state.tensors) == set(state.head)
+        for name in state.head:
+            mean = torch.stack([reply.tensors[MODEL][name] for reply, _ in answers]).mean(dim=0)
+            torch.testing.assert_close(state.tensors[name], mean)
+        bench.state = state
+        _, body = answers[0]
+        frozen = Bench(FedGen(share="head", weight="uniform"), learning_rate=0.0)
+        frozen.state = state
+        reply, kept = frozen.work(0, 1, own=body)
+        # Without a step: the server's head and the device's own body, as they were.
+        assert all(torch.equal(kept.tensors[name], tensor) for name, tensor in body.tensors.items())
+        assert all(torch.equal(reply.tensors[MODEL][name], state.tensors[name]) for name in state.head)
+
+    def test_without_a_generator_the_first_step_is_the_whole_models(self) -> None:
+        """Round 0 of a device that can afford everything: its net trains as FedAvg's would, head and body."""
+        bench, whole = Bench(FedGen(share="head")), Bench(FedGen())
+        (reply, body), plain = bench.work(0), whole.reply(0)
+        for name, tensor in plain.tensors[MODEL].items():
+            own = reply.tensors[MODEL].get(name)
+            assert torch.equal(body.tensors[name] if own is None else own, tensor)
+
+    def test_a_run_is_within_its_budget_and_evaluates_split_nets(self) -> None:
+        run = api.run(
+            "fedgen", options={"share": "head"}, budget="operations", rounds=3, devices=10, cohort=10
+        )
+        assert run.result is not None
+        assert run.result.evaluates == "split"
+        assert run.result.budget_action == "device"
+        assert not any(device.over_budget for step in run.rounds for device in step.devices)
+        assert run.result.bytes_up == sum(device.bytes_up for step in run.rounds for device in step.devices)
+
+    def test_redrawn_levels_are_refused(self) -> None:
+        with pytest.raises(SettingError, match="level-draw = 'round' is refused: fedgen keeps a net"):
+            api.run("fedgen", options={"share": "head"}, level_draw="round", rounds=1)

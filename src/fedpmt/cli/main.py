@@ -35,6 +35,7 @@ app.command()(runs.methods)
 app.add_typer(data.app, name="data")
 app.command()(report.report)
 app.command()(reproduce.reproduce)
+app.command()(reproduce.leaderboard)
 app.command()(deploy.deploy)
 
 

@@ -1,9 +1,10 @@
-"""`fedpmt reproduce`."""
+"""`fedpmt reproduce` and `fedpmt leaderboard`: many runs, kept as thin records, and what is made of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from platformdirs import user_cache_dir
@@ -12,55 +13,137 @@ from fedpmt.cli import show
 from fedpmt.cli.runs import parse_seeds
 from fedpmt.types import SettingError
 
+if TYPE_CHECKING:
+    from fedpmt.experiments.artefact import Artefact
+    from fedpmt.experiments.library import Library
+    from fedpmt.experiments.paper import Experiment, Scope
+
 ALL = "all"
 NAMES = ("complexity", "comparison", "accuracy", "completion-time", "studies", "convergence", "rivals")
+
+Seeds = Annotated[str, typer.Option(help="Seeds, as 0-9; runs that are there are not played again.")]
+Out = Annotated[Path, typer.Option(help="Folder of the tables and figures.")]
+Records = Annotated[
+    Path | None, typer.Option(help="Folder of the kept runs (default: records in the output folder).")
+]
+Work = Annotated[
+    Path | None, typer.Option(help="Folder of runs that are not finished (default: the user cache).")
+]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder of the data files; else FEDPMT_DATA, else the user cache.")
+]
+Jobs = Annotated[int, typer.Option(help="Runs at a time; 0: one per core.", min=0)]
+Quick = Annotated[bool, typer.Option("--quick", help="A small version on embedded data.")]
+DrawOnly = Annotated[
+    bool,
+    typer.Option("--draw-only", help="Train nothing: tables and figures from the runs that are there."),
+]
 
 
 def reproduce(
     what: Annotated[str, typer.Argument(help=f"{', '.join(NAMES)} or {ALL}")],
-    seeds: Annotated[
-        str, typer.Option(help="Seeds, as 0-9; runs that are there are not played again.")
-    ] = "0",
-    out: Annotated[Path, typer.Option(help="Folder of the tables and figures.")] = Path("results"),
-    records: Annotated[
-        Path | None, typer.Option(help="Folder of the kept runs (default: records in the output folder).")
-    ] = None,
-    work: Annotated[
-        Path | None, typer.Option(help="Folder of runs that are not finished (default: the user cache).")
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the data files; else FEDPMT_DATA, else the user cache.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at a time; 0: one per core.", min=0)] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A small version on embedded data.")] = False,
-    draw_only: Annotated[
-        bool,
-        typer.Option("--draw-only", help="Train nothing: tables and figures from the runs that are there."),
-    ] = False,
+    seeds: Seeds = "0",
+    out: Out = Path("results"),
+    records: Records = None,
+    work: Work = None,
+    data_dir: DataDir = None,
+    jobs: Jobs = 0,
+    quick: Quick = False,
+    draw_only: DrawOnly = False,
 ) -> None:
     """Make the paper's tables and figures again, beside its own values."""
     if what not in (*NAMES, ALL):
         raise SettingError.unknown("what", what, (*NAMES, ALL))
     chosen = NAMES if what == ALL else (what,)
     numbers = parse_seeds(seeds)
-    from fedpmt.experiments.artefact import publish
     from fedpmt.experiments.catalogue import EXPERIMENTS
     from fedpmt.experiments.claims import write_verdicts
-    from fedpmt.experiments.library import Library, name_of
     from fedpmt.experiments.paper import Scope
 
+    library = _library(out, records, work, jobs)
     scope = Scope(numbers, quick, data_dir)
+    _produce([EXPERIMENTS[name] for name in chosen], library, scope, out, draw_only=draw_only)
+    verdicts = write_verdicts(out)
+    if verdicts is not None:
+        show.say(str(verdicts))
+
+
+def leaderboard(
+    entrants: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ENTRANT]...",
+            help="Methods, or METHOD:VARIANT, as feddrop:unscaled; default: all methods and variants.",
+        ),
+    ] = None,
+    data: Annotated[str, typer.Option(help="embedded, mnist, fashion-mnist or cifar10.")] = "embedded",
+    partition: Annotated[
+        str, typer.Option(help="One split or several: iid, classes:N, dirichlet:ALPHA.")
+    ] = "iid,classes:2",
+    rounds: Annotated[
+        int | None, typer.Option(help="Global rounds (default: 100 on embedded data, else 200).", min=1)
+    ] = None,
+    seeds: Seeds = "0",
+    out: Out = Path("results"),
+    records: Records = None,
+    work: Work = None,
+    data_dir: DataDir = None,
+    jobs: Jobs = 0,
+    guide: Annotated[
+        Path | None, typer.Option(help="A document whose marked spots are filled with the numbers.")
+    ] = None,
+    quick: Quick = False,
+    draw_only: DrawOnly = False,
+) -> None:
+    """Compare all methods under one budget: accuracy, time, bytes, operations, memory, and what each needs."""
+    from fedpmt.data.partition import check_spec
+
+    numbers = parse_seeds(seeds)
+    partitions = [part.strip() for part in partition.split(",")]
+    for one in partitions:
+        check_spec(one)
+    if len(set(partitions)) < len(partitions):
+        raise SettingError(f"partition = '{partition}' is refused: a split is named twice")
+    from fedpmt.experiments.entrants import Contest, entrants_of
+    from fedpmt.experiments.leaderboard import leaderboard as experiment
+    from fedpmt.experiments.paper import Scope
+
+    contest = Contest(
+        numbers, data, tuple(partitions), rounds, entrants_of(entrants or []), quick=quick, data_dir=data_dir
+    )
+    library = _library(out, records, work, jobs)
+    [artefact] = _produce(
+        [experiment(contest)], library, Scope(numbers, quick, data_dir), out, draw_only=draw_only
+    )
+    if guide is not None:
+        from fedpmt.experiments.guide import fill
+
+        fill(guide, data, artefact.values)
+        show.say(str(guide))
+
+
+def _library(out: Path, records: Path | None, work: Path | None, jobs: int) -> Library:
+    from fedpmt.experiments.library import Library
+
     cache = work or Path(user_cache_dir("fedpmt")) / "reproduce"
-    library = Library(records or out / "records", cache, jobs or None)
-    wanted = [settings for name in chosen for settings in EXPERIMENTS[name].runs(scope)]
+    return Library(records or out / "records", cache, jobs or None)
+
+
+def _produce(
+    experiments: Sequence[Experiment], library: Library, scope: Scope, out: Path, *, draw_only: bool
+) -> list[Artefact]:
+    """Play what is missing, then publish."""
+    from fedpmt.experiments.artefact import publish
+    from fedpmt.experiments.library import name_of
+
+    wanted = [settings for experiment in experiments for settings in experiment.runs(scope)]
     missing = library.missing(wanted)
     if not draw_only and missing:
         show.say(f"{len(missing)} runs to play, of {len({name_of(one) for one in wanted})}")
         with show.whole(len(missing)) as report:
             library.play(wanted, report)
-    for name in chosen:
-        for path in publish(EXPERIMENTS[name].make(library, scope), out):
+    made = [experiment.make(library, scope) for experiment in experiments]
+    for artefact in made:
+        for path in publish(artefact, out):
             show.say(str(path))
-    verdicts = write_verdicts(out)
-    if verdicts is not None:
-        show.say(str(verdicts))
+    return made

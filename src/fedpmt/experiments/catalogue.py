@@ -8,8 +8,8 @@ from fedpmt.experiments.accuracy import ACCURACY
 from fedpmt.experiments.comparison import COMPARISON
 from fedpmt.experiments.completion_time import COMPLETION_TIME
 from fedpmt.experiments.complexity import COMPLEXITY
+from fedpmt.experiments.leaderboard import RIVALS
 from fedpmt.experiments.paper import Experiment
-from fedpmt.experiments.rivals import RIVALS
 from fedpmt.experiments.studies import STUDIES_EXPERIMENT
 
 if TYPE_CHECKING:

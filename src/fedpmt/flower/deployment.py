@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedpmt.api import settings_of
-from fedpmt.methods.base import Method
 from fedpmt.settings import Settings
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from fedpmt.methods.base import Method
 
 OPTION = "options."
 SIMULATED = {
@@ -74,7 +75,7 @@ def refuse_simulated(settings: Settings) -> None:
 
 def refuse_uncarried(method: Method[Any, Any], name: str) -> None:
     """Refuse methods whose nets stay on the devices: Flower's server has none of them to evaluate."""
-    if type(method).kept_bytes is not Method.kept_bytes:
+    if method.keeps_net:
         raise SettingError(
             f"method = '{name}' is refused on Flower: its devices keep nets of their own, which only the simulator "
             "can evaluate"

@@ -142,11 +142,28 @@ class Method(ABC, Generic[S, D]):
     needs_classes: ClassVar[bool] = False
     """Whether it works on one logit per class, and not on other outputs."""
 
-    fitted_net: ClassVar[bool] = False
-    """Whether devices keep a net that fits their level, which must then stay the same."""
-
     needs_losses: ClassVar[bool] = False
     """Whether `aggregate` learns from metrics that devices report."""
+
+    @property
+    def keeps(self) -> str:
+        """What a device keeps between rounds, in words; empty where it keeps nothing."""
+        return ""
+
+    @property
+    def keeps_net(self) -> bool:
+        """Whether that is a net, or a part of one, that the server never sees."""
+        return False
+
+    @property
+    def fitted_net(self) -> bool:
+        """Whether that net fits the device's level, which must then stay the same."""
+        return False
+
+    @property
+    def discloses(self) -> str:
+        """What of a device's data the server gets to know beside its weights, in words; empty: nothing."""
+        return "which classes it holds" if self.needs_labels else ""
 
     @property
     def needs_labels(self) -> bool:

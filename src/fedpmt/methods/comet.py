@@ -57,7 +57,6 @@ class Comet(Method[Clusters, "Personal"]):
     needs_speeds: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     needs_classes: ClassVar[bool] = True
-    fitted_net: ClassVar[bool] = True
 
     clusters: int = 3  # C
     pull: float = 1.0  # λ
@@ -72,6 +71,22 @@ class Comet(Method[Clusters, "Personal"]):
                 )
         if not self.pull >= 0:
             raise SettingError(f"comet.pull = '{self.pull}' is refused: it must be 0 or more")
+
+    @property
+    def keeps(self) -> str:
+        return "a net"
+
+    @property
+    def keeps_net(self) -> bool:
+        return True
+
+    @property
+    def fitted_net(self) -> bool:
+        return True
+
+    @property
+    def discloses(self) -> str:
+        return "answers to public samples"
 
     def kept_bytes(self, structures: Mapping[str, Structure]) -> int:
         return FLOAT_BYTES * structures[GLOBAL].size(structures[GLOBAL].tensors)

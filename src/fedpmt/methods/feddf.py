@@ -72,7 +72,7 @@ class FedDF(Method[Fusion, None]):
 
     weight: Literal["samples", "uniform"] = "uniform"
     steps: int = 10_000  # of distillation a round, at most; what the server's cap allows may be less
-    rate: float = 1e-3  # η, of Adam, falling to zero over all steps as half a cosine
+    rate: float = 1e-3  # η, of Adam, falling to zero over the steps that the cap allows, as half a cosine
     temperature: float = 1.0  # T
     every: int = 100  # steps between looks at the validation data
     patience: int = 1_000  # steps without gain after which a prototype is done
@@ -148,7 +148,7 @@ class FedDF(Method[Fusion, None]):
         while done < steps and since < self.patience:
             count = min(self.every, steps - done)
             tensors, moments, _ = on_server(
-                self.work(done),
+                self.work(done, steps),
                 round.server.site,
                 Task((part,), {MODEL: tensors}),
                 part,
@@ -168,13 +168,13 @@ class FedDF(Method[Fusion, None]):
                 since += count
         return best, done
 
-    def work(self, begun: int) -> StudentWork:
-        """What a student does, `begun` steps on."""
+    def work(self, begun: int, steps: int) -> StudentWork:
+        """What a student does, `begun` steps on; the rate is zero after all steps, however few the cap has left."""
         from fedpmt.training.adam import Adam
         from fedpmt.training.distillation import StudentWork
 
         adam = Adam(self.rate) if self.optimizer == "adam" else None
-        return StudentWork(adam, self.temperature, self.clip, begun, self.steps)
+        return StudentWork(adam, self.temperature, self.clip, begun, steps)
 
     def score(self, server: Server, tensors: Tensors) -> float | None:
         """Accuracy on the validation data."""

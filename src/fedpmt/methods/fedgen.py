@@ -6,7 +6,8 @@ The server learns a small generator G of latent features, those that enter the c
     server:  min_θ Σ_k mean_y α_k^y CE(h_k(G(ε, y)), y) + Div(G),   α_k^y = n_k^y / Σ_j n_j^y
     device:  CE(x, y) + A_t CE(h(G(ε, y~)), y~) + B_t KL(h(G(ε, y)) || p(x)),   y~ uniform, from the second round on
 
-The model itself is FedAvg's. A_t and B_t fall from round to round.
+The model itself is FedAvg's. A_t and B_t fall from round to round. With share = head only the classifier is averaged:
+each device keeps the layers before it, as wide as it can afford, and what is evaluated are these with the shared head.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from fedpmt.complexity.cost import FLOAT_BYTES
+from fedpmt.complexity.matching import rate_within
 from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
 from fedpmt.submodel.depth import full
-from fedpmt.submodel.part import GLOBAL, Beside
+from fedpmt.submodel.part import GLOBAL, WHOLE, Beside, Part
+from fedpmt.submodel.width import first_channels, hidden_groups, kept_count, narrow
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL, Examples, SettingError
 
@@ -27,9 +30,12 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from fedpmt.allowance import Resource
+    from fedpmt.methods.base import Action
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.structure import Structure
     from fedpmt.training.adam import Moments
+    from fedpmt.training.latent import Body
     from fedpmt.training.local import LocalWork
     from fedpmt.types import Arrays
 
@@ -43,7 +49,7 @@ class Generating:
     """The server's state."""
 
     structure: Structure
-    tensors: Mapping[str, Tensor]  # w
+    tensors: Mapping[str, Tensor]  # w, or the head alone
     generator: Mapping[str, Tensor]  # θ
     moments: Moments | None  # of Adam, on θ
     batch: int  # n^x
@@ -56,12 +62,13 @@ class Generating:
 
 
 @dataclass(frozen=True)
-class FedGen(Method[Generating, None]):
-    """FedAvg with a generator of latent features. A budget does not act on it."""
+class FedGen(Method[Generating, "Body | None"]):
+    """FedAvg with a generator of latent features. A budget acts on it only where bodies stay on their devices."""
 
     needs_classes: ClassVar[bool] = True
 
     weight: Literal["samples", "uniform"] = "samples"
+    share: Literal["model", "head"] = "model"  # what is averaged: all of it, or the classifier alone
     generative: float = 10.0  # A_0
     latent: float = 10.0  # B_0
     decay: float = 0.98  # of A, B and the generator's rate, per round
@@ -83,6 +90,28 @@ class FedGen(Method[Generating, None]):
         if not 0 < self.decay <= 1:
             raise SettingError(f"fedgen.decay = '{self.decay}' is refused: above 0 and at most 1 is needed")
 
+    @property
+    def keeps(self) -> str:
+        return "a net without its head" if self.keeps_net else ""
+
+    @property
+    def keeps_net(self) -> bool:
+        return self.share == "head"
+
+    @property
+    def fitted_net(self) -> bool:
+        return self.keeps_net
+
+    def kept_bytes(self, structures: Mapping[str, Structure]) -> int:
+        return FLOAT_BYTES * structures[GLOBAL].size(structures[GLOBAL].tensors) if self.keeps_net else 0
+
+    def action(self, resource: Resource) -> Action:
+        return "device" if self.keeps_net and resource not in ("bytes", "upload") else "none"
+
+    @property
+    def discloses(self) -> str:
+        return "label counts"
+
     def prototypes(
         self, model: LayeredModel, example: Arrays, rng: Callable[[str], np.random.Generator]
     ) -> Mapping[str, LayeredModel]:
@@ -102,7 +131,10 @@ class FedGen(Method[Generating, None]):
         structure = prototype.structure
         classes, latent = structure.shapes[structure.layers[-1].parameters[0]]
         drawn = new_generator(classes, latent, self.noise, self.hidden, setup.rng("generator"))
-        return Generating(structure, prototype.tensors, drawn, None, setup.batch)
+        state = Generating(structure, prototype.tensors, drawn, None, setup.batch)
+        if self.share == "model":
+            return state
+        return replace(state, tensors={name: prototype.tensors[name] for name in state.head})
 
     def weights(self, index: int) -> tuple[float, float]:
         """A_t and B_t; none before a generator has learned anything."""
@@ -115,30 +147,57 @@ class FedGen(Method[Generating, None]):
         return found[0], found[1]
 
     def assign(self, state: Generating, client: Client, round: Round) -> Task:
-        from fedpmt.training.latent import COUNTS, GENERATOR
+        from fedpmt.training.latent import GENERATOR
 
         generative, latent = self.weights(round.index)
+        scalars = {GENERATIVE: generative, LATENT: latent}
+        part = replace(self.part(state, client, round), beside=self.beside(state, generative, latent))
+        shared = {GENERATOR: state.generator} if generative or latent else {}
+        return Task((part,), {MODEL: state.tensors, **shared}, scalars)
+
+    def part(self, state: Generating, client: Client, round: Round) -> Part:
+        """All of the model; or the head, behind a body that stays and is as wide as the device can afford."""
+        if self.share == "model":
+            return full(state.structure)
+        fits = self.fits(client, state.structure, round.price)
+        # The body must do for all rounds, those with a generator among them.
+        dearest = self.beside(state, self.generative, self.latent)
+        rate = rate_within(lambda rate: fits(replace(self.bodied(state, rate), beside=dearest)))
+        return self.bodied(state, rate)
+
+    def bodied(self, state: Generating, rate: float) -> Part:
+        """The head with a body of this share of channels; what enters the head is whole, for all heads are alike."""
+        axes = state.structure.require_axes("fedgen")
+        entering = {axis.group for axis in axes.tensors[state.head[0]]}
+        kept = {
+            group.name: first_channels(group.size, kept_count(group.size, rate))
+            for group in hidden_groups(axes)
+            if group.name not in entering
+        }
+        net = narrow(state.structure, axes, kept, f"body {rate:.2f}", derivable=True)
+        head = dict.fromkeys(state.head, WHOLE)
+        body = {name: selection for name, selection in net.trained.items() if name not in head}
+        return Part(GLOBAL, head, head, net.label, kept=body)
+
+    def beside(self, state: Generating, generative: float, latent: float) -> Beside:
+        """What the generator takes on a device: its own forward pass, and the head's on what it makes."""
+        from fedpmt.training.latent import COUNTS
+
         classes = state.structure.shapes[state.head[0]][0]
         counts = Beside(answers={COUNTS: {COUNTS: (classes,)}})
-        scalars = {GENERATIVE: generative, LATENT: latent}
         if not (generative or latent):
-            part = replace(full(state.structure), beside=counts)
-            return Task((part,), {MODEL: state.tensors}, scalars)
-        part = replace(full(state.structure), beside=self.beside(state, generative, latent, counts))
-        return Task((part,), {MODEL: state.tensors, GENERATOR: state.generator}, scalars)
-
-    def beside(self, state: Generating, generative: float, latent: float, counts: Beside) -> Beside:
-        """What the generator takes on a device: its own forward pass, and the head's on what it makes."""
+            return counts
         made, head = products(state)
         # The head learns from y~, and only answers for y.
         step = (made + 2 * head) * (generative > 0) + (made + head) * (latent > 0)
         memory = FLOAT_BYTES * sum(tensor.numel() for tensor in state.generator.values())
         return replace(counts, step=state.batch * step, memory_bytes=memory, task_bytes=memory)
 
-    def local(self) -> LocalWork[None]:
-        from fedpmt.training.latent import RegularisedWork
+    def local(self) -> LocalWork[Body | None]:
+        from fedpmt.training.latent import BodyWork, RegularisedWork
 
-        return RegularisedWork(GENERATIVE, LATENT)
+        work = RegularisedWork(GENERATIVE, LATENT)
+        return BodyWork(work) if self.share == "head" else work
 
     def aggregate(self, state: Generating, replies: Iterable[Reply], round: Round) -> Step[Generating]:
         import torch
@@ -213,10 +272,10 @@ class FedGen(Method[Generating, None]):
         )
 
     def predictor(self, state: Generating) -> Predictor:
-        return Predictor("global", GLOBAL, state.tensors)
+        return Predictor("split" if self.share == "head" else "global", GLOBAL, state.tensors)
 
     def neutral(self) -> Self:
-        return replace(self, generative=0.0, latent=0.0, weight="samples")
+        return replace(self, generative=0.0, latent=0.0, weight="samples", share="model")
 
 
 def products(state: Generating) -> tuple[int, int]:

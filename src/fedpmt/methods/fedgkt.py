@@ -104,6 +104,18 @@ class FedGKT(Method[Group, "Edge"]):
         named = OrderedDict[str, nn.Module]((f"stem{place}", module) for place, module in enumerate(stem))
         return {EDGE: layered(nn.Sequential(named | {HEAD: head}))}
 
+    @property
+    def keeps(self) -> str:
+        return "a net and its optimizer"
+
+    @property
+    def keeps_net(self) -> bool:
+        return True
+
+    @property
+    def discloses(self) -> str:
+        return "features and labels of all samples"
+
     def kept_bytes(self, structures: Mapping[str, Structure]) -> int:
         """The edge net, and three moments of each of its parameters."""
         from fedpmt.training.transfer import EDGE

@@ -142,6 +142,10 @@ class FedMP(Method[Pruning, None]):
         fits = self.fits(client, structure, round.price)
         return 1 - largest_rate(lambda rate: fits(thinned(structure, axes, rate)))
 
+    @property
+    def discloses(self) -> str:
+        return "training losses" if self.bandit else ""
+
     def action(self, resource: Resource) -> Action:
         """On each worker's ratio, where neither the bandit nor the user chooses it."""
         return "none" if self.bandit or self.ratio is not None else "device"

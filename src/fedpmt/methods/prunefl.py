@@ -152,6 +152,14 @@ class PruneFL(Method[Sparse, "Squares"]):
 
         return largest_rate(lambda rate: weakest.allows(usage(rate)))
 
+    @property
+    def keeps(self) -> str:
+        return "sums of squared gradients"
+
+    @property
+    def discloses(self) -> str:
+        return "squared gradients, training losses"
+
     def action(self, resource: Resource) -> Action:
         """One density for all; gradients and products are dense, so that no density changes the memory."""
         return "none" if self.density is not None or resource == "memory" else "shared"

@@ -56,6 +56,10 @@ class Scaffold(Method[Controlled, "Control"]):
                 f"scaffold.server_rate = '{self.server_rate}' is refused: a number above 0 is needed"
             )
 
+    @property
+    def keeps(self) -> str:
+        return "a control variate"
+
     def init(self, setup: Setup) -> Controlled:
         import torch
 

@@ -5,7 +5,7 @@ G(ε, y) = W_2 relu(norm(W_1 [ε, onehot(y)])),   ε uniform on [0, 1)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedpmt.submodel.part import GLOBAL
+from fedpmt.submodel.width import narrow_start
 from fedpmt.training.adam import STEPPER, AdamWork, Moments, Stepper
+from fedpmt.training.distillation import answers
 from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
+from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fedpmt.submodel.part import Part
     from fedpmt.training.messages import Task
     from fedpmt.types import Examples, Tensors
@@ -120,7 +126,14 @@ class GeneratorWork(AdamWork):
 
 
 @dataclass(frozen=True)
-class RegularisedWork(LocalWork[None]):
+class Body:
+    """What a device keeps where heads alone are shared: the layers before it. Empty before its first round."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RegularisedWork(LocalWork[Body | None]):
     """A device's: features of G, by its own head, beside its samples."""
 
     generative: str  # the scalar of a task that weighs cross-entropy on features of any label
@@ -152,8 +165,43 @@ class RegularisedWork(LocalWork[None]):
             loss = loss + latent * functional.kl_div(log_own, target, reduction="batchmean")
         return loss
 
-    def reply(self, run: Run, own: None, data: Examples) -> tuple[Outcome, None]:
+    def reply(self, run: Run, own: Body | None, data: Examples) -> tuple[Outcome, Body | None]:
         outcome, _ = super().reply(run, own, data)
         classes = run.params[next(reversed(run.params))].shape[0]
         counts = torch.bincount(data.targets, minlength=classes).float()
         return replace(outcome, tensors={**outcome.tensors, COUNTS: {COUNTS: counts}}), None
+
+
+@dataclass(frozen=True)
+class BodyWork(LocalWork[Body | None]):
+    """The same work of a device that keeps the layers before the head, and sends the head alone."""
+
+    inner: RegularisedWork
+
+    def first(self, device: int, rng: Rng) -> Body:
+        return Body()
+
+    def start(self, site: Site, task: Task, part: Part, own: Body | None, data: Examples, rng: Rng) -> Run:
+        model, whole = site.models[GLOBAL], part.resident()
+        body = (own or Body()).tensors or narrow_start(model.structure, model.initial(), whole)
+        tensors = {**body, **task.tensors[MODEL]}
+        return self.inner.start(
+            site, replace(task, tensors={**task.tensors, MODEL: tensors}), whole, own, data, rng
+        )
+
+    def loss(self, run: Run, batch: Examples, rng: Rng) -> Tensor:
+        return self.inner.loss(run, batch, rng)
+
+    def reply(self, run: Run, own: Body | None, data: Examples) -> tuple[Outcome, Body]:
+        outcome, _ = self.inner.reply(run, own, data)
+        trained = outcome.tensors[MODEL]
+        last = run.site.models[GLOBAL].structure.layers[-1].tensors
+        head = {name: trained[name] for name in last}
+        body = {name: tensor.detach() for name, tensor in run.tensors.items() if name not in head}
+        return replace(outcome, tensors={**outcome.tensors, MODEL: head}), Body(body)
+
+    def evaluate(self, site: Site, shared: Tensors, own: Body | None, data: Examples) -> Tensor:
+        if own is None:
+            raise ValueError("only a device that took part has a body")
+        said = answers(site.models[GLOBAL], {**own.tensors, **shared}, data)
+        return site.objective.score(said, data.targets)

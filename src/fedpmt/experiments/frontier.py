@@ -1,0 +1,236 @@
+"""What can be had for so much virtual time, or so many bytes: curves of all entrants and the Pareto frontier."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.ticker import PercentFormatter
+
+from fedpmt.experiments.artefact import Table
+from fedpmt.experiments.findings import TAIL
+from fedpmt.experiments.paper import PARTITIONS
+from fedpmt.report.drawing import AXES, curve
+from fedpmt.report.quantities import bytes_unit, show, time_unit
+from fedpmt.report.theme import DASHES, INK, MUTED, PALETTE, SHAPES, SIGNS, new_figure, say, themed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fedpmt.experiments.entrants import Contest, Found
+    from fedpmt.experiments.scores import Score
+    from fedpmt.records import RunRecord
+    from fedpmt.report.drawing import Against
+
+SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)
+"""Of what FedPMT spends in all its rounds: how much there is to spend."""
+
+POINTER = {"arrowstyle": "-", "linewidth": 0.6, "alpha": 0.7, "relpos": (0, 0.5)}
+
+Track = list[tuple[float, float]]  # what was spent, and the accuracy that it bought
+
+
+@dataclass(frozen=True)
+class Lead:
+    """A point that no other entrant beats with less."""
+
+    spent: float
+    accuracy: float
+    name: str
+
+
+def track(members: Sequence[RunRecord], against: Against) -> Track:
+    """Mean accuracy over seeds, and over as many last evaluations as the final accuracy is the mean of."""
+    shape = curve(members, against)
+    if shape is None:
+        return []
+    window = max(1, math.floor(TAIL * len(shape.mean) + 1e-9))
+    sums = np.concatenate([[0.0], np.cumsum(shape.mean)])
+    ends = np.arange(1, len(shape.mean) + 1)
+    starts = np.maximum(0, ends - window)
+    means = (sums[ends] - sums[starts]) / (ends - starts)
+    return [(float(place), float(mean)) for place, mean in zip(shape.place, means, strict=True)]
+
+
+def frontier(tracks: Mapping[str, Track]) -> list[Lead]:
+    """All points that are more accurate than everything that costs as much or less.
+
+    >>> [lead.name for lead in frontier({"a": [(1, 0.2), (3, 0.6)], "b": [(2, 0.5), (4, 0.6)]})]
+    ['a', 'b', 'a']
+    """
+    every = sorted((spent, -accuracy, name) for name, points in tracks.items() for spent, accuracy in points)
+    leads: list[Lead] = []
+    for spent, negative, name in every:
+        if not leads or -negative > leads[-1].accuracy:
+            leads.append(Lead(spent, -negative, name))
+    return leads
+
+
+def best_within(leads: Sequence[Lead], limit: float) -> Lead | None:
+    """The best that can be had for so much."""
+    within = [lead for lead in leads if lead.spent <= limit]
+    return within[-1] if within else None
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places for labels: in the order of those wanted and near them, a gap apart, within limits if there is room.
+
+    >>> spread([0.5, 0.5, 0.9], 0.1, 0.0, 1.0)
+    [0.5, 0.6, 0.9]
+    """
+    order = sorted(range(len(wanted)), key=lambda place: wanted[place])
+    places = [0.0] * len(wanted)
+    below = low - gap
+    for index in order:
+        below = places[index] = max(wanted[index], below + gap)
+    above = high + gap
+    for index in reversed(order):
+        above = places[index] = min(places[index], above - gap)
+    return places
+
+
+def tracks_of(
+    contest: Contest, found: Found, every: Sequence[Score], partition: str, against: Against
+) -> dict[str, Track]:
+    """Curves of the strongest forms whose accuracies are comparable."""
+    there = [
+        one for one in every if one.partition == partition and one.comparable and not one.entrant.variant
+    ]
+    names = {one.entrant.name for one in there}
+    return {
+        entrant.name: track(found[partition, entrant.name], against)
+        for entrant in contest.entrants
+        if entrant.name in names
+    }
+
+
+@themed
+def draw(contest: Contest, found: Found, every: Sequence[Score], against: Against) -> Figure:
+    """A panel for each split: curves, where they end, their names, and the frontier."""
+    count = len(contest.partitions)
+    figure = new_figure(6.6 * count, 5.4)
+    grid = figure.subplots(1, count, squeeze=False)[0]
+    for axes, partition in zip(grid, contest.partitions, strict=True):
+        axes.set_title(PARTITIONS.get(partition, partition))
+        here = [one for one in every if one.partition == partition and not one.entrant.variant]
+        if not here:
+            say(axes, "no run yet")
+            continue
+        _panel(axes, tracks_of(contest, found, every, partition, against), here, found, against)
+    grid[0].set_ylabel("test accuracy")
+    return figure
+
+
+def _panel(
+    axes: Axes, tracks: dict[str, Track], here: Sequence[Score], found: Found, against: Against
+) -> None:
+    all_tracks = {one.entrant.name: track(found[one.partition, one.entrant.name], against) for one in here}
+    furthest = max(spent for points in all_tracks.values() for spent, _ in points)
+    unit = AXES[against][1](furthest)
+    leads = frontier(tracks)
+    if leads:
+        axes.step(
+            [lead.spent / unit.size for lead in leads] + [furthest / unit.size],
+            [lead.accuracy for lead in leads] + [leads[-1].accuracy],
+            where="post", color=MUTED, alpha=0.28, linewidth=9, solid_capstyle="round", zorder=1,
+        )  # fmt: skip
+    ends = []
+    for one in here:
+        colour, shape = SIGNS.get(one.entrant.method, (0, 0))
+        points = all_tracks[one.entrant.name]
+        places, accuracies = [spent / unit.size for spent, _ in points], [accuracy for _, accuracy in points]
+        axes.plot(
+            places, accuracies,
+            color=PALETTE[colour], dashes=DASHES[shape], linewidth=1.1, alpha=0.8 if one.comparable else 0.4, zorder=2,
+        )  # fmt: skip
+        half = one.accuracy.half if math.isfinite(one.accuracy.half) else 0.0
+        axes.errorbar(
+            places[-1], one.accuracy.mean, yerr=half or None,
+            color=PALETTE[colour], marker=SHAPES[shape], markersize=6, capsize=2,
+            markerfacecolor=PALETTE[colour] if one.comparable else "none", zorder=4,
+        )  # fmt: skip
+        ends.append((places[-1], one))
+    if against == "bytes":
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(left=0)
+    axes.set_ylim(0, None)
+    low, high = axes.get_ylim()
+    leading = {lead.name for lead in leads}
+    # Names stand in a column beside the panel, so that however many there are none hides another.
+    places = spread([one.accuracy.mean for _, one in ends], 0.052 * (high - low), low, high)
+    for (end, one), place in zip(ends, places, strict=True):
+        colour, _ = SIGNS.get(one.entrant.method, (0, 0))
+        axes.annotate(
+            f"{one.entrant.title}  {100 * one.accuracy.mean:.1f} %{'' if one.comparable else ' †'}",
+            (end, one.accuracy.mean), xytext=(1.06, place), textcoords=axes.get_yaxis_transform(),
+            va="center", fontsize=8.5, color=INK, fontweight="bold" if one.entrant.name in leading else "normal",
+            annotation_clip=False,
+            arrowprops={**POINTER, "color": PALETTE[colour]},
+        )  # fmt: skip
+    axes.set_xlabel(unit.label(AXES[against][0]))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+    axes.tick_params(colors=MUTED)
+
+
+CAPTIONS: dict[Against, str] = {
+    "seconds": "Test accuracy against virtual time",
+    "bytes": "Test accuracy against all bytes uploaded",
+}
+
+
+def caption(against: Against, seeds: str) -> str:
+    """What stands under a chart."""
+    return (
+        f"{CAPTIONS[against]}, {seeds}: the strongest form of each method; symbols with intervals are where it ends. "
+        "The grey band is the Pareto frontier, the best that any of them has for so much; bold names touch it. † and "
+        "hollow: what is evaluated are devices' own nets, which is another quantity; they are not on the frontier."
+    )
+
+
+def best_table(
+    contest: Contest, found: Found, every: Sequence[Score], against: Against
+) -> tuple[Table, list[dict[str, Any]]]:
+    """Who is best for so much, by shares of what FedPMT spends in all its rounds."""
+    unit = {"seconds": time_unit, "bytes": bytes_unit}[against]
+    rows, values = [], []
+    titles = {entrant.name: entrant.title for entrant in contest.entrants}
+    for partition in contest.partitions:
+        tracks = tracks_of(contest, found, every, partition, against)
+        own = tracks.get("fedpmt")
+        if not own:
+            continue
+        leads = frontier(tracks)
+        for share in SHARES:
+            limit = share * own[-1][0]
+            lead, ours = best_within(leads, limit), best_within(frontier({"fedpmt": own}), limit)
+            rows.append(
+                [
+                    f"{PARTITIONS.get(partition, partition)}, {show(limit, unit)}",
+                    "nobody" if lead is None else titles[lead.name],
+                    "-" if lead is None else f"{100 * lead.accuracy:.1f}",
+                    "-" if ours is None else f"{100 * ours.accuracy:.1f}",
+                ]
+            )
+            values.append(
+                {
+                    "partition": partition,
+                    "limit": limit,
+                    "best": lead.name if lead else None,
+                    "accuracy": lead.accuracy if lead else None,
+                    "fedpmt": ours.accuracy if ours else None,
+                }
+            )
+    what = {"seconds": "virtual time", "bytes": "uploads"}[against]
+    note = (
+        "Amounts are shares of what FedPMT spends in all its rounds. No method is played for longer than these rounds, "
+        "so the last rows favour those whose rounds are long."
+    )
+    return Table(
+        f"The best for so much {what}", ("split, limit", "best", "accuracy, %", "FedPMT, %"), rows, note
+    ), values

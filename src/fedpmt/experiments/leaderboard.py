@@ -1,0 +1,206 @@
+"""All methods under one budget: what each reaches, takes and needs, and where FedPMT loses.
+
+`fedpmt reproduce rivals` is the same page of those that exchange no knowledge.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedpmt import api
+from fedpmt.experiments.artefact import Artefact, Picture, Table
+from fedpmt.experiments.completion_time import CONFIDENCE
+from fedpmt.experiments.entrants import BUDGET, ENTRANTS, Contest
+from fedpmt.experiments.findings import TAIL, findings, findings_table
+from fedpmt.experiments.frontier import best_table, caption, draw
+from fedpmt.experiments.paper import (
+    IID,
+    PARTITIONS,
+    TITLES,
+    TWO_CLASSES,
+    Experiment,
+    Scope,
+    ranges,
+    seeds_text,
+)
+from fedpmt.experiments.scores import cost_table, loss_table, losses, result_table, scores, verdict_text
+from fedpmt.methods.registry import create
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedpmt.experiments.entrants import Entrant
+    from fedpmt.experiments.library import Library
+    from fedpmt.experiments.scores import Score
+    from fedpmt.report.drawing import Against
+    from fedpmt.settings import Settings
+
+NONE = "-"
+CHARTS: tuple[tuple[Against, str], ...] = (("seconds", "time"), ("bytes", "uploads"))
+
+
+def leaderboard(contest: Contest) -> Experiment:
+    """The contest as an experiment."""
+    name = f"leaderboard-{contest.data}"
+    return Experiment(
+        name,
+        "all methods under one budget",
+        lambda _: contest.runs(),
+        lambda library, _: page(library, contest, name, "All methods under one budget", command_of(contest)),
+    )
+
+
+def command_of(contest: Contest) -> str:
+    """What makes the page."""
+    named = [entrant.name for entrant in contest.entrants] if len(contest.entrants) < len(ENTRANTS) else []
+    words = [
+        "fedpmt leaderboard",
+        *named,
+        *([] if contest.data == "embedded" else [f"--data {contest.data}"]),
+    ]
+    if tuple(contest.partitions) != (IID, TWO_CLASSES):
+        words.append(f"--partition {','.join(contest.partitions)}")
+    if contest.rounds is not None:
+        words.append(f"--rounds {contest.rounds}")
+    if list(contest.seeds) != [0]:
+        words.append(f"--seeds {ranges(contest.seeds)}")
+    return " ".join([*words, *(["--quick"] if contest.quick else [])])
+
+
+def page(library: Library, contest: Contest, name: str, title: str, command: str) -> Artefact:
+    """Tables and charts of the runs that are there."""
+    found = contest.found(library)
+    every = scores(contest, found)
+    tables = []
+    for partition in contest.partitions:
+        here = [one for one in every if one.partition == partition]
+        about = f"{TITLES[contest.task]}, {PARTITIONS.get(partition, partition)}"
+        tables += [result_table(about, here, contest.targets), cost_table(about, here)]
+    behind = losses(contest, found, every)
+    bests = {against: best_table(contest, found, every, against) for against, _ in CHARTS}
+    judged = findings(found)
+    counts = sorted({len(members) for members in found.values()})
+    seeds = seeds_text(range(counts[-1]))
+    return Artefact(
+        name,
+        title,
+        command,
+        _text(contest, counts, verdict_text(behind)),
+        [
+            loss_table(behind),
+            *tables,
+            *(table for table, _ in bests.values()),
+            needs_table(contest.entrants, every),
+            findings_table(judged),
+            settings_table(contest),
+        ],
+        [
+            Picture(f"{name}-{kind}", draw(contest, found, every, against), caption(against, seeds))
+            for against, kind in CHARTS
+        ],
+        {
+            "rows": [one.values() for one in every],
+            "losses": behind,
+            "best_within": {against: values for against, (_, values) in bests.items()},
+            "needs": {entrant.name: needs(entrant) for entrant in contest.entrants},
+            "findings": judged,
+            "seeds": counts,
+        },
+    )
+
+
+def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
+    one = contest.settings(contest.entrants[0], contest.partitions[0], 0)
+    speeds = len(one.levels.split(","))
+    seeds = seeds_text(range(counts[-1])) if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]} seeds"
+    held = {key.replace("_", "-"): value for key, value in api.HELD_OUT.items()}
+    return (
+        f"{seeds}, {contest.played} rounds on {contest.data}, {one.devices} devices of {speeds} speeds "
+        f"with {one.samples} samples each, {one.cohort} a round. Budget `{BUDGET}`: on each level a method gets the "
+        "largest part that takes no more `exact` operations than FedPMT's width there; where the budget cannot act on "
+        "a method, it is over it and the clock shows what that costs. The server's work is at most "
+        f"{one.server_cap:g} times its devices' operations a round, and takes no virtual time. "
+        f"For all methods alike {held['public']} is held out as public data and {held['validation']} as "
+        "validation data, whoever needs it, so devices hold the same. Learning rate, batch and epochs are the "
+        "paper's for all; methods' own settings stand in the last table.\n\n"
+        f"Accuracy is the mean over the last {100 * TAIL:.0f} % of the rounds, over seeds, with "
+        f"{100 * CONFIDENCE:.0f} % intervals. Time is virtual; bytes and operations are of all devices in "
+        "all rounds; memory is the most that a device held. † marks accuracies of devices' own nets, on the classes "
+        "each holds: another quantity than a global model's.\n\n"
+        f"**Where FedPMT stands.**\n\n{verdicts or '- No run of it yet.'}\n"
+    )
+
+
+def needs(entrant: Entrant) -> dict[str, str]:
+    """What a method needs and tells, by its own declarations."""
+    method = create(entrant.method, entrant.options, {})
+    data = {"unlabelled": method.needs_public, "labelled (validation)": method.needs_validation}
+    return {
+        "data": ", ".join(word for word, on in data.items() if on),
+        "state": method.keeps,
+        "discloses": method.discloses,
+    }
+
+
+def needs_table(entrants: Sequence[Entrant], every: Sequence[Score]) -> Table:
+    """What must be there beside devices."""
+    works = {one.entrant.name: _server(one) for one in every}
+    rows = []
+    for entrant in entrants:
+        if entrant.variant:
+            continue
+        found = needs(entrant)
+        cells = (found["data"], found["state"], works.get(entrant.name, ""), found["discloses"])
+        rows.append([entrant.title, *(cell or NONE for cell in cells)])
+    columns = ("method", "public data", "a device keeps", "server compute", "disclosed beside weights")
+    return Table("What it needs", columns, rows)
+
+
+def _server(one: Score) -> str:
+    """What the server does beside averaging."""
+    done, devices = one.total.server_operations, one.total.operations
+    if done is None or not done.mean or devices is None:
+        return ""
+    what = "trains" if one.total.server_steps is not None else "clusters"
+    return f"{what}, {done.mean / devices.mean:.2g} × devices' operations"
+
+
+def settings_table(contest: Contest) -> Table:
+    """In which form each takes part."""
+    rows = []
+    for entrant in contest.entrants:
+        settings = contest.settings(entrant, contest.partitions[0], 0)
+        options = ", ".join(f"{key} = {value}" for key, value in sorted(settings.options.items()))
+        rows.append([entrant.title, f"`{entrant.name}`", entrant.form, options or "defaults"])
+    return Table("Entrants", ("entrant", "name", "form", "settings"), rows)
+
+
+def _rivals(scope: Scope) -> Contest:
+    """Those that exchange weights alone."""
+    return Contest(
+        scope.seeds,
+        "embedded" if scope.quick else "cifar10",
+        entrants=tuple(entrant for entrant in ENTRANTS if not entrant.exchanges),
+        quick=scope.quick,
+        data_dir=scope.data_dir,
+    )
+
+
+def _rival_runs(scope: Scope) -> list[Settings]:
+    return _rivals(scope).runs()
+
+
+def _rival_page(library: Library, scope: Scope) -> Artefact:
+    title, command = (
+        "Methods that exchange weights, at equal operations",
+        f"fedpmt reproduce rivals{scope.suffix}",
+    )
+    return page(library, _rivals(scope), "rivals", title, command)
+
+
+RIVALS = Experiment(
+    "rivals",
+    "methods that exchange weights, at equal operations, and what their papers found",
+    _rival_runs,
+    _rival_page,
+)

@@ -1,0 +1,317 @@
+"""What each entrant ended with and what it took, and where FedPMT is behind, from records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fedpmt.experiments.artefact import Table
+from fedpmt.experiments.completion_time import Estimate
+from fedpmt.experiments.findings import OPEN, SEEN, Finding, final
+from fedpmt.experiments.paper import PARTITIONS
+from fedpmt.report.budgets import ACTIONS
+from fedpmt.report.quantities import Spread, bytes_unit, count_unit, show, time_unit
+from fedpmt.report.tables import EVALUATED, first_reaching, summary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fedpmt.experiments.entrants import Contest, Entrant, Found
+    from fedpmt.records import RunRecord
+    from fedpmt.report.quantities import Unit
+    from fedpmt.report.tables import SummaryRow
+
+OURS = "fedpmt"
+NOT_REACHED = "not reached"
+NOT_ALIKE = " †"
+"""Marks accuracies that are of other nets than one global model's."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One entrant on one split."""
+
+    entrant: Entrant
+    partition: str
+    accuracy: Estimate  # of the last tenth of the rounds
+    reached: dict[float, Estimate | None]  # target -> virtual seconds
+    total: SummaryRow  # over all rounds
+    slowest: Spread | None  # the most bytes that a device of the slowest level held
+    most: Spread | None  # that any device held
+    over: float  # the share of devices in rounds that were over their budget
+    action: str | None
+
+    @classmethod
+    def of(
+        cls, entrant: Entrant, partition: str, members: Sequence[RunRecord], targets: Sequence[float]
+    ) -> Score | None:
+        """From its runs; None where there is none."""
+        accuracy = Estimate.of([final(run) for run in members])
+        if accuracy is None:
+            return None
+        devices = [device for run in members for step in run.rounds for device in step.devices]
+        results = [run.result for run in members if run.result is not None]
+        return cls(
+            entrant,
+            partition,
+            accuracy,
+            {target: Estimate.of([seconds_to(run, target) for run in members]) for target in targets},
+            summary(members)[0],
+            Spread.of(memory(run, 1) for run in members),
+            Spread.of(memory(run) for run in members),
+            sum(device.over_budget for device in devices) / max(1, len(devices)),
+            results[0].budget_action if results else None,
+        )
+
+    @property
+    def comparable(self) -> bool:
+        """Whether its accuracy is of one global model, on all classes."""
+        return self.total.evaluates == "global"
+
+    def values(self) -> dict[str, Any]:
+        """For programs."""
+        spreads = {
+            "virtual_seconds": self.total.virtual_seconds,
+            "bytes_up": self.total.bytes_up,
+            "bytes_down": self.total.bytes_down,
+            "operations": self.total.operations,
+            "server_operations": self.total.server_operations,
+            "server_steps": self.total.server_steps,
+            "server_steps_default": self.total.server_steps_default,
+            "memory_slowest_level": self.slowest,
+            "memory_most": self.most,
+        }
+        return {
+            "entrant": self.entrant.name,
+            "method": self.entrant.method,
+            "partition": self.partition,
+            "runs": self.accuracy.runs,
+            "evaluates": self.total.evaluates,
+            "accuracy": self.accuracy.mean,
+            "accuracy_half_interval": _finite(self.accuracy.half),
+            "seconds_to": {
+                str(target): None if found is None else found.mean for target, found in self.reached.items()
+            },
+            "reached": {str(target): found.reached if found else 0 for target, found in self.reached.items()},
+            **{name: spread.mean if spread else None for name, spread in spreads.items()},
+            "action": self.action,
+            "over_budget": self.over,
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def seconds_to(run: RunRecord, target: float) -> float | None:
+    """Virtual time to an accuracy."""
+    found = first_reaching(run, target)
+    return found.seconds if found else None
+
+
+def memory(run: RunRecord, level: int | None = None) -> float:
+    """The most bytes that a device held, of all or of one level."""
+    held = (
+        device.memory_bytes for step in run.rounds for device in step.devices if level in (None, device.level)
+    )
+    return float(max(held, default=0))
+
+
+def scores(contest: Contest, found: Found) -> list[Score]:
+    """Of all that have runs; split by split, the most accurate first."""
+    every = []
+    for partition in contest.partitions:
+        there = [
+            Score.of(entrant, partition, found[partition, entrant.name], contest.targets)
+            for entrant in contest.entrants
+        ]
+        every += sorted((one for one in there if one is not None), key=lambda one: -one.accuracy.mean)
+    return every
+
+
+def percent(estimate: Estimate) -> str:
+    """An accuracy with its interval.
+
+    >>> percent(Estimate(0.613, 0.004, 3, 3))
+    '61.3 ± 0.4'
+    """
+    return Estimate(100 * estimate.mean, 100 * estimate.half, estimate.reached, estimate.runs).text(1)
+
+
+def minutes(estimate: Estimate | None) -> str:
+    """A virtual time with its interval."""
+    if estimate is None:
+        return NOT_REACHED
+    return Estimate(estimate.mean / 60, estimate.half / 60, estimate.reached, estimate.runs).text(1)
+
+
+def result_table(title: str, members: Sequence[Score], targets: Sequence[float]) -> Table:
+    """What came out."""
+    columns = (
+        "entrant", "accuracy, %", "seeds", *(f"min to {100 * target:.0f} %" for target in targets), "virtual time",
+        "uploaded", "downloaded", "evaluated",
+    )  # fmt: skip
+    rows = [
+        [
+            _named(one),
+            percent(one.accuracy) + ("" if one.comparable else NOT_ALIKE),
+            str(one.accuracy.runs),
+            *(minutes(one.reached[target]) for target in targets),
+            show(one.total.virtual_seconds, time_unit),
+            show(one.total.bytes_up, bytes_unit),
+            show(one.total.bytes_down, bytes_unit),
+            EVALUATED.get(one.total.evaluates, one.total.evaluates),
+        ]
+        for one in members
+    ]
+    return Table(f"{title}: what came out", columns, rows)
+
+
+def cost_table(title: str, members: Sequence[Score]) -> Table:
+    """What it took."""
+    columns = (
+        "entrant", "budget acts", "over budget", "device operations", "server operations",
+        "server steps a round", "memory, slowest level", "memory, most",
+    )  # fmt: skip
+    rows = [
+        [
+            _named(one),
+            ACTIONS.get(one.action or "", "-"),
+            f"{100 * one.over:.0f} %",
+            show(one.total.operations, count_unit),
+            show(one.total.server_operations, count_unit),
+            one.total.steps_text(),
+            show(one.slowest, bytes_unit),
+            show(one.most, bytes_unit),
+        ]
+        for one in members
+    ]
+    return Table(f"{title}: what it took", columns, rows)
+
+
+def _named(one: Score) -> str:
+    return f"**{one.entrant.title}**" if one.entrant.name == OURS else one.entrant.title
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number by which entrants are set against FedPMT."""
+
+    name: str
+    of: Callable[[RunRecord], float | None]
+    unit: Callable[[float], Unit] | None  # None: an accuracy
+    learned: bool  # it says something of an accuracy, so what is evaluated must be alike
+
+    def text(self, members: Sequence[RunRecord]) -> str:
+        """The mean over seeds."""
+        estimate = Estimate.of([self.of(run) for run in members])
+        if estimate is None:
+            return NOT_REACHED
+        return f"{100 * estimate.mean:.1f} %" if self.unit is None else show(estimate.mean, self.unit)
+
+
+def measures_of(targets: Sequence[float]) -> tuple[Measure, ...]:
+    """All of them."""
+    return (
+        Measure("accuracy", final, None, learned=True),
+        *(
+            Measure(
+                f"virtual time to {100 * target:.0f} %",
+                lambda run, target=target: seconds_to(run, target),  # type: ignore[misc]
+                time_unit,
+                learned=True,
+            )
+            for target in targets
+        ),
+        Measure(
+            "virtual time of all rounds", lambda run: run.rounds[-1].virtual_seconds, time_unit, learned=False
+        ),
+        Measure(
+            "uploaded",
+            lambda run: float(sum(step.bytes_up for step in run.rounds)),
+            bytes_unit,
+            learned=False,
+        ),
+        Measure(
+            "downloaded",
+            lambda run: float(sum(step.bytes_down for step in run.rounds)),
+            bytes_unit,
+            learned=False,
+        ),
+        Measure("memory, slowest level", lambda run: memory(run, 1), bytes_unit, learned=False),
+    )
+
+
+def losses(contest: Contest, found: Found, every: Sequence[Score]) -> list[dict[str, Any]]:
+    """Who is ahead of FedPMT by each measure on each split, on equal seeds."""
+    rows = []
+    for partition in contest.partitions:
+        ours = found.get((partition, OURS), [])
+        if not ours:
+            continue
+        rivals = [one for one in every if one.partition == partition and one.entrant.name != OURS]
+        for measure in measures_of(contest.targets):
+            ahead, even = [], []
+            for one in rivals:
+                if measure.learned and not one.comparable:
+                    continue
+                members = found[partition, one.entrant.name]
+                finding = Finding("", "", one.entrant.name, OURS, measure.of, more=measure.unit is None)
+                verdict, _ = finding.verdict(members, ours)
+                if verdict == SEEN:
+                    ahead.append((one.entrant, measure.text(members)))
+                elif verdict == OPEN:
+                    even.append(one.entrant)
+            rows.append(
+                {
+                    "measure": measure.name,
+                    "partition": partition,
+                    "seeds": len(ours),
+                    "fedpmt": measure.text(ours),
+                    "ahead": {entrant.name: text for entrant, text in ahead},
+                    "ahead_titles": {entrant.title: text for entrant, text in ahead},
+                    "within_noise": [entrant.name for entrant in even],
+                    "rivals": sum(one.comparable or not measure.learned for one in rivals),
+                }
+            )
+    return rows
+
+
+def loss_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """As the page has it."""
+    cells = [
+        [
+            row["measure"],
+            PARTITIONS.get(row["partition"], row["partition"]),
+            row["fedpmt"],
+            f"{len(row['ahead'])} of {row['rivals']}",
+            ", ".join(f"{title} {text}" for title, text in row["ahead_titles"].items()) or "nobody",
+            ", ".join(row["within_noise"]) or "-",
+        ]
+        for row in rows
+    ]
+    note = (
+        "Ahead: by the mean difference on equal seeds, where its 95 % interval leaves zero out (with one seed: by the "
+        "difference). Accuracies that are not of one global model are left out here."
+    )
+    columns = ("by", "split", "FedPMT", "ahead of it", "who", "within noise")
+    return Table("Where FedPMT loses", columns, cells, note)
+
+
+def verdict_text(rows: Sequence[dict[str, Any]]) -> str:
+    """The same in a sentence for each split, of accuracy alone."""
+    lines = []
+    for row in rows:
+        if row["measure"] != "accuracy":
+            continue
+        split = PARTITIONS.get(row["partition"], row["partition"])
+        behind = ", ".join(f"{title} ({text})" for title, text in row["ahead_titles"].items())
+        told = f"behind {behind}" if behind else "behind nobody"
+        even = (
+            "with one seed, noise is not known"
+            if row["seeds"] == 1
+            else f"{len(row['within_noise'])} of {row['rivals']} rivals are within noise of it"
+        )
+        lines.append(f"{split}: FedPMT ends at {row['fedpmt']}, {told}; {even}.")
+    return "\n".join(f"- {line}" for line in lines)

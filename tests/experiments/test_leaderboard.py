@@ -1,0 +1,276 @@
+"""All methods under one budget: which runs, who leads at what price, and what the page says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedpmt import api
+from fedpmt.cli.main import program
+from fedpmt.experiments import entrants
+from fedpmt.experiments.entrants import ENTRANTS, KNOWN, Contest, entrants_of
+from fedpmt.experiments.findings import final
+from fedpmt.experiments.frontier import frontier, spread, track
+from fedpmt.experiments.guide import NOT_YET, QUESTIONS, SPOT, filled
+from fedpmt.experiments.leaderboard import RIVALS, command_of, needs
+from fedpmt.experiments.library import name_of
+from fedpmt.experiments.paper import IID, TWO_CLASSES, Scope
+from fedpmt.experiments.scores import losses, scores, verdict_text
+from fedpmt.methods.registry import METHODS, create
+from fedpmt.report.theme import SIGNS
+from fedpmt.training.local import LocalWork
+from fedpmt.types import SettingError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+from report_samples import run
+
+if TYPE_CHECKING:
+    from fedpmt.experiments.entrants import Found
+
+
+def test_every_method_takes_part_once_in_its_strongest_form() -> None:
+    strongest = [entrant.method for entrant in ENTRANTS if not entrant.variant]
+    assert sorted(strongest) == sorted(METHODS)
+    assert len(KNOWN) == len(ENTRANTS)
+    dropped = Contest([0]).settings(KNOWN["feddrop"], IID, 0)
+    assert dropped.options == {"scope": "all", "scaling": True, "match": "within"}
+
+
+def test_runs_are_those_of_the_table() -> None:
+    found = Contest(range(3)).runs()
+    assert len({name_of(one) for one in found}) == 3 * 2 * len(ENTRANTS)
+    for one in found:
+        assert (one.task, one.data, one.rounds, one.budget, one.mode, one.server_cap) == (
+            "cnn-cifar10", "cifar10", 200, "operations", "exact", 2.0,
+        )  # fmt: skip
+        assert one.eval_every % 5 == 0
+        assert one.levels.count(",") == 4
+        # All devices hold the same, whoever needs what is held out.
+        assert (one.samples, one.public, one.validation) == (420, "holdout:0.1", 0.02)
+
+
+def test_the_data_suffice_for_every_split() -> None:
+    for partition in (IID, TWO_CLASSES):
+        data = api.paper_problem_of(Contest([0], "embedded").settings(KNOWN["fedpmt"], partition, 0)).data
+        assert len(data.shard(49)) == 60
+
+
+def test_rivals_are_a_part_of_the_leaderboard() -> None:
+    for quick in (False, True):
+        scope = Scope(range(2), quick=quick)
+        contest = Contest(range(2), "embedded" if quick else "cifar10", quick=quick)
+        rivals = {name_of(one) for one in RIVALS.runs(scope)}
+        assert rivals < {name_of(one) for one in contest.runs()}
+        methods = {one.method for one in RIVALS.runs(scope)}
+        assert methods == set(METHODS) - {"feddf", "comet", "fedgkt", "fedgen"}
+
+
+def test_the_command_makes_the_page_again() -> None:
+    assert command_of(Contest([0], "embedded")) == "fedpmt leaderboard"
+    contest = Contest([0, 1, 2], "cifar10", (IID,), 50, entrants_of(["fedpmt", "fedavg"]))
+    assert command_of(contest) == (
+        "fedpmt leaderboard fedpmt fedavg --data cifar10 --partition iid --rounds 50 --seeds 0-2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["fedpnt"], "did you mean 'fedpmt'"),
+        (["--data", "cifar"], "did you mean 'cifar10'"),
+        (["--data", "cifar10", "--quick"], "allowed: embedded"),
+        (["--partition", "iid,classes"], "classes"),
+        (["--partition", "iid,iid"], "named twice"),
+        (["--rounds", "0"], "0"),
+    ],
+)
+def test_wrong_settings_are_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program(["leaderboard", *flags]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_contest_on_unknown_data_is_refused() -> None:
+    with pytest.raises(SettingError, match="synthetic"):
+        Contest([0], "synthetic")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_device_keeps_is_declared(name: str) -> None:
+    method = create(name, {}, {})
+    assert bool(method.keeps) == (type(method.local()).first is not LocalWork.first)
+
+
+def test_what_is_disclosed() -> None:
+    told = {name for name, entrant in KNOWN.items() if needs(entrant)["discloses"]}
+    assert told == {
+        "comet",
+        "fedgkt",
+        "fedgen",
+        "fedgen:head-only",
+        "heterofl",
+        "fedrolex",
+        "prunefl",
+        "fedmp:bandit",
+    }
+
+
+def test_signs_tell_all_methods_apart() -> None:
+    assert set(SIGNS) == set(METHODS)
+    assert len(set(SIGNS.values())) == len(SIGNS)
+
+
+points = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=8)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no defect
+@given(st.dictionaries(st.sampled_from("abc"), points, min_size=1))
+def test_the_frontier_is_what_nobody_beats(tracks: dict[str, list[tuple[float, float]]]) -> None:
+    every = {point for line in tracks.values() for point in line}
+    best = {
+        (spent, accuracy)
+        for spent, accuracy in every
+        if not any(
+            (other <= spent and more > accuracy) or (other < spent and more == accuracy)
+            for other, more in every
+        )
+    }
+    leads = frontier(tracks)
+    assert {(lead.spent, lead.accuracy) for lead in leads} == best
+    assert all((lead.spent, lead.accuracy) in tracks[lead.name] for lead in leads)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.floats(0, 1), max_size=20))
+def test_labels_keep_their_order_and_distance(wanted: list[float]) -> None:
+    places = spread(wanted, 0.05, 0.0, 1.0)
+    ordered = sorted(zip(wanted, places, strict=True))
+    for (_, below), (_, above) in pairwise(ordered):
+        assert above - below >= 0.05 - 1e-9
+    assert all(-1e-9 <= place <= 1 + 1e-9 for place in places)
+
+
+def test_a_track_ends_at_the_final_accuracy() -> None:
+    members = [run([seed / 100 + step / 50 for step in range(40)], seed=seed) for seed in range(3)]
+    spent, accuracy = track(members, "seconds")[-1]
+    assert spent == 400.0
+    assert accuracy == pytest.approx(sum(map(final, members)) / 3)
+
+
+def test_where_fedpmt_loses_is_said() -> None:
+    """FedAvg ends higher, FedDrop lower; SCAFFOLD now higher, now lower. All are as dear."""
+    ends = {"fedpmt": (0.6, 0.61), "fedavg": (0.7, 0.71), "feddrop": (0.5, 0.51), "scaffold": (0.7, 0.5)}
+    found: Found = {
+        (IID, name): [run([0.1, end], seed=seed, method=name) for seed, end in enumerate(values)]
+        for name, values in ends.items()
+    }
+    contest = Contest([0, 1], partitions=(IID,), entrants=entrants_of(list(ends)))
+    every = scores(contest, found)
+    assert [one.entrant.name for one in every][:2] == ["fedavg", "fedpmt"]
+    rows = {row["measure"]: row for row in losses(contest, found, every)}
+    assert rows["accuracy"]["ahead"] == {"fedavg": "70.5 %"}
+    assert rows["accuracy"]["within_noise"] == ["scaffold"]
+    assert rows["uploaded"]["ahead"] == {}
+    assert verdict_text(list(rows.values())) == (
+        "- i.i.d.: FedPMT ends at 60.5 %, behind FedAvg (70.5 %); 1 of 3 rivals are within noise of it."
+    )
+
+
+def test_the_page_of_a_few_tiny_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entrants, "QUICK_ROUNDS", 3)
+    names, split = ["fedpmt", "fedavg", "comet", "heterofl"], TWO_CLASSES
+    flags = ["--quick", "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work"), "--jobs", "2"]
+    assert program(["leaderboard", *names, "--partition", split, *flags]) == 0
+    folder = tmp_path / "out"
+    charts = {
+        f"leaderboard-embedded-{chart}.{kind}" for chart in ("time", "uploads") for kind in ("png", "pdf")
+    }
+    assert {path.name for path in folder.iterdir()} == {
+        "records", "leaderboard-embedded.md", "leaderboard-embedded.json", *charts,
+    }  # fmt: skip
+    numbers = json.loads((folder / "leaderboard-embedded.json").read_text())
+    rows = {row["entrant"]: row for row in numbers["rows"]}
+    assert set(rows) == set(names)
+    assert rows["heterofl"]["over_budget"] == 0
+    assert rows["fedavg"]["over_budget"] == pytest.approx(0.75, abs=0.11)  # all levels but the fastest
+    for name in ("operations", "memory_slowest_level"):
+        assert rows["heterofl"][name] < rows["fedavg"][name]
+    assert rows["comet"]["evaluates"] == "personal"
+    lost = {row["measure"]: row["ahead"] for row in numbers["losses"]}
+    # FedAvg always sends more than FedPMT; nets of devices' own are not set against it.
+    assert "fedavg" not in lost["uploaded"]
+    assert "comet" in lost["uploaded"]
+    assert "comet" not in lost["accuracy"]
+    assert all(point["best"] != "comet" for point in numbers["best_within"]["bytes"])
+    page = (folder / "leaderboard-embedded.md").read_text()
+    assert "Where FedPMT loses" in page
+    assert "| COMET | unlabelled | a net |" in page
+    assert " †" in page
+    before = {path.name: path.stat().st_mtime_ns for path in (folder / "records").iterdir()}
+    # The same runs are the rivals' too; what is not there yet is left out.
+    assert program(["reproduce", "rivals", *flags, "--draw-only"]) == 0
+    rivals = json.loads((folder / "rivals.json").read_text())
+    assert {row["entrant"] for row in rivals["rows"]} == {"fedpmt", "fedavg", "heterofl"}
+    assert {path.name: path.stat().st_mtime_ns for path in (folder / "records").iterdir()} == before
+
+
+def test_the_guide_says_what_was_measured_and_no_more() -> None:
+    def row(entrant: str, accuracy: float, **more: Any) -> dict[str, Any]:
+        plain = {
+            "entrant": entrant, "partition": IID, "evaluates": "global", "accuracy": accuracy,
+            "accuracy_half_interval": 0.01, "memory_slowest_level": 2e6, "server_operations": 0.0,
+        }  # fmt: skip
+        return {**plain, **more}
+
+    rows = [
+        row("fedavg", 0.61),
+        row("fedpmt", 0.6, memory_slowest_level=1e6),
+        row("feddf", 0.7, server_operations=5.0),
+        row("comet", 0.9, evaluates="personal"),
+    ]
+    lead = {"partition": IID, "limit": 120.0, "best": "fedpmt", "accuracy": 0.4, "fedpmt": 0.4}
+    numbers = {
+        "rows": rows,
+        "needs": {one["entrant"]: needs(KNOWN[one["entrant"]]) for one in rows},
+        "best_within": {"seconds": [lead], "bytes": []},
+    }
+
+    def said(question: str, data: str = "cifar10") -> str:
+        spot = f"<!-- measured: {data} iid {question} -->?<!-- end -->"
+        return filled(spot, "cifar10", numbers).split("-->")[1].removesuffix("<!-- end ")
+
+    assert said("accuracy") == "FedDF 70.0 ± 1.0 %; FedAvg 61.0 ± 1.0 %; FedPMT 60.0 ± 1.0 %"
+    assert said("lean") == "FedAvg 61.0 ± 1.0 %; FedPMT 60.0 ± 1.0 %"
+    assert said("time") == "for 2 min FedPMT (40.0 %)"
+    assert said("uploads") == NOT_YET
+    assert said("own") == "COMET 90.0 ± 1.0 %"
+    assert said("public") == "best with it: FedDF 70.0 ± 1.0 %; best without: FedAvg 61.0 ± 1.0 %"
+    assert said("accuracy", "embedded") == "?"
+    with pytest.raises(SettingError, match="did you mean 'accuracy'"):
+        said("acuracy")
+
+
+def test_every_spot_of_the_guide_can_be_filled() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "choosing-a-method.md").read_text()
+    spots = SPOT.findall(text)
+    assert {question for _, _, _, question, _, _ in spots} == set(QUESTIONS)
+    assert {(data, split) for _, data, split, _, _, _ in spots} == {
+        (data, split) for data in ("cifar10", "embedded") for split in (IID, TWO_CLASSES)
+    }
+
+
+@pytest.mark.slow
+def test_quick(tmp_path: Path) -> None:
+    """All entrants on embedded data: under ten minutes on two cores."""
+    flags = ["--quick", "--out", str(tmp_path), "--work", str(tmp_path / "work")]
+    assert program(["leaderboard", *flags]) == 0
+    numbers = json.loads((tmp_path / "leaderboard-embedded.json").read_text())
+    assert len(numbers["rows"]) == 2 * len(ENTRANTS)
