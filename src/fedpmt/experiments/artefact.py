@@ -30,9 +30,10 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
+    words: bool = False  # whether the other columns are text, too
 
     def markdown(self) -> str:
-        """As Markdown; the first column is text, the others are numbers.
+        """As Markdown; the first column is text, the others are numbers, unless said otherwise.
 
         >>> print(Table("Rounds", ("target", "ours"), [("50 %", "39")]).markdown())
         **Rounds**
@@ -43,7 +44,7 @@ class Table:
         <BLANKLINE>
         """
         lines = [f"**{self.title}**", "", _row(self.columns)]
-        lines.append("|---|" + "--:|" * (len(self.columns) - 1))
+        lines.append("|---|" + ("---|" if self.words else "--:|") * (len(self.columns) - 1))
         lines += [_row(row) for row in self.rows]
         return "\n".join([*lines, "", *([self.note, ""] if self.note else [])])
 
@@ -79,7 +80,7 @@ class Artefact:
         if self.claims:
             rows = [(claim.text, claim.verdict, claim.numbers, claim.varied) for claim in self.claims]
             columns = ("claim", "verdict", "numbers", "varied")
-            parts.append(Table("What the paper says", columns, rows).markdown())
+            parts.append(Table("What the paper says", columns, rows, words=True).markdown())
         parts += [f"Made by `{self.command}` with {', '.join(_versions())}.", ""]
         return "\n".join(parts)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 from scipy.stats import t as student
 
 from fedpmt import api
@@ -155,7 +156,10 @@ def make(library: Library, scope: Scope) -> Artefact:
         [*tables, _ratio_table(ratios), read],
         [
             Picture(
-                "completion-time", draw(found), f"Test accuracy against virtual time, {seeds}, no deadline."
+                "completion-time",
+                draw(found),
+                f"Test accuracy against virtual time, {seeds}: means, faint as they are and full over "
+                f"{WINDOWS[1]} evaluations; bands reach from the worst to the best seed.",
             )
         ],
         {"rows": values, "ratios": ratios, "readings": readings, "seeds": counts},
@@ -413,14 +417,24 @@ def draw(found: dict[tuple[str, Case], list[RunRecord]]) -> Figure:
                 label = NAMES[method] + (", deadline" if timed else "")
                 axes.fill_between(shape.place, shape.low, shape.high, color=colour, alpha=0.15, linewidth=0)
                 look: Any = (0, (4, 1.6)) if timed else style
-                axes.plot(shape.place, shape.mean, color=colour, linestyle=look, linewidth=1.5, label=label)
+                axes.plot(shape.place, shape.mean, color=colour, linewidth=0.6, alpha=0.35)
+                place, mean = _calm(shape.place), _calm(shape.mean)
+                axes.plot(place, mean, color=colour, linestyle=look, linewidth=1.5, label=label)
         axes.set_title(PARTITIONS[partition])
         axes.set_xlabel("virtual time (s)")
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.set_xlim(left=0)
         if axes.lines:
             axes.legend(loc="lower right")
     panels[0].set_ylabel("test accuracy")
     return figure
+
+
+def _calm(values: np.ndarray) -> np.ndarray:
+    """A centred mean, so that lines that jump can be told apart."""
+    window = min(WINDOWS[1], len(values))
+    return np.convolve(values, np.ones(window) / window, "valid")
 
 
 COMPLETION_TIME = Experiment(
