@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from fedpmt.simulation.loop import Asked, Federation
     from fedpmt.types import Tensors
 
-STAGE_SECONDS = 60.0
-"""How long nodes have for keys, for shares and for the opening; Flower itself takes six to nine seconds."""
+STAGE_SECONDS = 120.0
+"""How long nodes have for keys, for shares and for the opening; Flower finds out within one minute who is gone."""
 
 SUM = -1
 """The device that a sum comes from."""

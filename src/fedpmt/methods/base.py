@@ -148,6 +148,9 @@ class Method(ABC, Generic[S, D]):
     needs_losses: ClassVar[bool] = False
     """Whether `aggregate` learns from metrics that devices report."""
 
+    sends_more: ClassVar[bool] = False
+    """Whether replies hold more than trained tensors, as control variates, features or counts."""
+
     sums: ClassVar[Sums] = "none"
     """What `aggregate` needs to know of devices' tensors: with `layers`, only their weighted mean for each layer."""
 
