@@ -223,6 +223,10 @@ def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None
         raise SettingError(
             f"dp-clip = {settings.dp_clip:g} is refused: {settings.method} learns from losses, which would travel too"
         )
+    if settings.dp_clip is not None and used.sends_more:
+        raise SettingError(
+            f"dp-clip = {settings.dp_clip:g} is refused: {settings.method} sends more than trained tensors"
+        )
     check_spec(settings.partition)
     check_public(settings.public, settings.data)
     if used.needs_public and settings.public == "none":

@@ -71,7 +71,7 @@ def test_settings_come_back_from_the_app_folder(tmp_path: Path) -> None:
     [
         (["--failure", "0.1"], "failure = '0.1' is refused: only the simulator has it"),
         (["--over-select", "2"], "over-select = '2.0' is refused"),
-        (["--update-limit", "0"], "update-limit = '0.0' is refused: a positive number is needed"),
+        (["--update-limit", "0"], "update-limit = '0.0' is refused: input should be greater than 0"),
         (["--server-speed", "2"], "server-speed = '2.0' is refused: only the simulator has it"),
         (["--method", "comet"], "method = 'comet' is refused on Flower: its devices keep nets of their own"),
         (["--method", "fedpmtt"], "did you mean 'fedpmt'?"),

@@ -58,6 +58,17 @@ def test_ctrl_c_stops_everything_and_a_resume_has_the_same_bits(tmp_path: Path) 
     assert left_of(port_of(out)) == []
 
 
+def test_a_sigkill_leaves_nothing_behind(tmp_path: Path) -> None:
+    out = tmp_path / "deployment"
+    with deploy(out) as running:
+        until(lambda: rounds_done(out) >= 1)
+        port = port_of(out)
+        assert len(left_of(port)) >= 4
+        running.kill()
+        running.communicate(timeout=60)
+    until(lambda: left_of(port) == [], seconds=60)
+
+
 def test_a_request_to_end_stops_everything_too(tmp_path: Path) -> None:
     out = tmp_path / "deployment"
     with deploy(out) as running:

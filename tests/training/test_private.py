@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from fedpmt import api
+from fedpmt.cli.main import program
 from fedpmt.methods.feddrop import FedDrop
 from fedpmt.methods.fedpmt import FedPMT
+from fedpmt.methods.registry import METHODS, method_class
 from fedpmt.methods.scaffold import Scaffold
 from fedpmt.seeds import Seeds
 from fedpmt.submodel.part import GLOBAL
@@ -88,10 +90,39 @@ def test_a_run_states_its_epsilon(tmp_path: Path) -> None:
     assert all("train_loss" not in step.metrics for step in run.rounds)
 
 
-@pytest.mark.parametrize("method", ["scaffold", "prunefl", "fedmp", "comet", "fedgkt", "fedgen"])
+REFUSED = ("scaffold", "prunefl", "fedmp", "comet", "fedgkt", "fedgen")
+
+
+@pytest.mark.parametrize("method", REFUSED)
 def test_methods_that_send_more_than_tensors_are_refused(method: str, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="dp-clip"):
         api.run(method, **RUN, dp_clip=1.0, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("command", ["run", "deploy"])
+@pytest.mark.parametrize("method", REFUSED)
+def test_they_are_refused_before_anything_is_made(
+    command: str, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--method", method, "--dp-clip", "1", "--out", str(tmp_path / "here")]
+    assert program([command, *flags]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "dp-clip = 1 is refused: " in line
+    assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_says_whether_it_sends_more_than_tensors(name: str) -> None:
+    """What is refused by its word is what could not be made private, and nothing else is."""
+    kind = method_class(name)
+    try:
+        PrivateWork(api.method_of(api.settings_of({**RUN, "method": name})).local(), 1.0, 1.0)
+    except SettingError:
+        assert kind.sends_more or kind.needs_losses
+    else:
+        assert (
+            not kind.sends_more or name == "fedgen"
+        )  # its counts are in the task's answers, not in its work
 
 
 def test_only_work_that_sends_nothing_else_is_made_private() -> None:

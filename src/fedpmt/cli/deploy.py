@@ -30,10 +30,32 @@ WriteOnly = Annotated[
     ),
 ]
 UpdateLimit = Annotated[
-    float,
+    float | None,
     typer.Option(
-        help="Refuse updates whose norm is more than this many times that of the model.",
+        help="Refuse updates whose norm is more than this many times that of the model (default: 10).",
         rich_help_panel="The run",
+    ),
+]
+SecAgg = Annotated[
+    bool | None,
+    typer.Option(
+        "--secagg",
+        help="Secure aggregation: the server learns sums per layer, not one device's update.",
+        rich_help_panel="Privacy",
+    ),
+]
+MinDevices = Annotated[
+    int | None,
+    typer.Option(
+        help="With --secagg: open a layer's sum only if so many devices trained it; 3 are advised (default: 2).",
+        rich_help_panel="Privacy",
+    ),
+]
+SecAggRange = Annotated[
+    float | None,
+    typer.Option(
+        help="With --secagg: the largest change of one weight in a round; a larger one is cut (default: 8).",
+        rich_help_panel="Privacy",
     ),
 ]
 
@@ -44,21 +66,29 @@ def deploy(
     out: Out = Path("deployment"),
     resume: Resume = False,
     write_only: WriteOnly = False,
-    update_limit: UpdateLimit = 10.0,
+    update_limit: UpdateLimit = None,
+    secagg: SecAgg = None,
+    min_devices: MinDevices = None,
+    secagg_range: SecAggRange = None,
     as_json: Json = False,
 ) -> None:
     """Train on Flower: a SuperLink and one SuperNode per device, started and stopped here.
 
     `--deadline` is real seconds of a round here; a reply that is late, lost or refused is recorded as such.
     """
-    from fedpmt.flower.deploy import SMALL, Places, deploy_here, write
+    from fedpmt.flower.deploy import SMALL, Places, deploy_here, own_settings, write
 
     places = Places(out)
+    typed = {
+        "update_limit": update_limit,
+        "secagg": secagg,
+        "min_devices": min_devices,
+        "secagg_range": secagg_range,
+    }
+    given, own = own_settings(places, given, typed, resume=resume)
     settings = settings_for({**SMALL, **given} if not resume else given, places.run, resume=resume)
     api.check(settings)
-    if not update_limit > 0:
-        raise SettingError(f"update-limit = '{update_limit}' is refused: a positive number is needed")
-    write(places, settings, {"update_limit": update_limit}, resume=resume)
+    write(places, settings, own, resume=resume)
     if write_only:
         show.say(f"the app is {places.app}; run it with: flwr run {places.app}")
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import __version__
@@ -47,6 +48,12 @@ def write_app(folder: Path, settings: Settings, deployment: Deployment) -> None:
     text = "\n\n".join(f"[{name}]\n{_lines(table)}" for name, table in tables.items())
     write_atomically(folder / f"{MODULE}.py", CODE.encode())
     write_atomically(folder / "pyproject.toml", f"{text}\n".encode())
+
+
+def read_app(folder: Path) -> dict[str, Any]:
+    """The plain keys of a written app's config."""
+    table = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    return {key.replace("-", "_"): value for key, value in table["tool"]["flwr"]["app"]["config"].items()}
 
 
 def _lines(table: Mapping[str, Any]) -> str:

@@ -7,18 +7,21 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from fedpmt.flower.wire import METRICS, REPLY, array_bytes, npy_bytes, tensors
+from fedpmt.flower.answers import RefusedError
+from fedpmt.flower.wire import MASKED, METRICS, REPLY, array_bytes, npy_bytes, tensors
 from fedpmt.training.local import received
 from fedpmt.training.messages import Reply
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from flwr.app import Array, RecordDict
 
+    from fedpmt.flower.fixed_point import Words
     from fedpmt.flower.wire import Order
     from fedpmt.models.structure import Structure
     from fedpmt.submodel.part import Part
@@ -27,10 +30,6 @@ if TYPE_CHECKING:
 
 SCALARS_LENGTH = 10_000
 """Characters of a method's own scalars; they are a handful of numbers."""
-
-
-class RefusedError(ValueError):
-    """A reply that is not taken; its text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,8 @@ class Inspector:
 
     def read(self, records: RecordDict, order: Order, samples: int) -> Reply:
         """The reply to an order, or a refusal. `samples` is what the node said that it holds."""
-        said = _config(records)
-        for key, expected in (("run", order.run), ("round", order.round), ("device", order.device)):
-            _must(said.get(key) == expected, f"it names {key} '{said.get(key)}', not '{expected}'")
-        part = _part(said, order)
-        _must(said.get("samples") == samples, f"it trained on {said.get('samples')} samples, not {samples}")
-        seconds: Any = said.get("seconds")
-        _must(_number(seconds) and seconds >= 0, f"its training time '{seconds}' is not a number of seconds")
+        said = _said(records, order, samples)
+        part, seconds = _part(said, order), _seconds(said)
         payload = self._payload(records, order, part)
         self._bound(payload[MODEL], order, part)
         return Reply(
@@ -60,7 +54,7 @@ class Inspector:
             payload,
             _scalars(said.get("scalars")),
             self._metrics(records),
-            float(seconds),
+            seconds,
         )
 
     def _payload(self, records: RecordDict, order: Order, part: Part) -> Payload:
@@ -109,6 +103,56 @@ class Inspector:
         return {name: float(value) for name, value in found.items()}
 
 
+@dataclass(frozen=True)
+class MaskedInspector:
+    """What can be looked at in a reply under masks: all but its values."""
+
+    sizes: Sequence[int]  # words in each group of the vector
+    hidden: bool  # whether the part is the device's own secret, and with it the time it took
+
+    def read(self, records: RecordDict, order: Order, samples: int) -> tuple[Reply, list[Words]]:
+        """The reply without its tensors, and the masked vector."""
+        said = _said(records, order, samples)
+        _must(not records.metric_records, "it says more than it was asked")
+        _same("what it says", said, dict.fromkeys(MASKED_SAID if self.hidden else (*MASKED_SAID, *OPENLY)))
+        part = order.task.offer[-1] if self.hidden else _part(said, order)
+        seconds = 0.0 if self.hidden else _seconds(said)
+        names = [str(group) for group in range(len(self.sizes))]
+        _same("groups", records.array_records, {MASKED: None})
+        arrays = records.array_records[MASKED]
+        _same("tensors of masked", arrays, dict.fromkeys(names))
+        most = sum(npy_bytes((size,), np.dtype(np.uint32).itemsize) for size in self.sizes)
+        size = array_bytes(records)
+        _must(size <= most, f"its tensors take {size} bytes, where {most} are enough")
+        words = []
+        for name, length in zip(names, self.sizes, strict=True):
+            _fits(f"masked '{name}'", arrays[name], (length,), torch.uint32)
+            found = _read_words(arrays[name])
+            fits = found.shape == (length,) and found.dtype == np.uint32
+            _must(fits, f"masked '{name}' is not what its header says")
+            words.append(found)
+        return Reply(order.device, order.round, part, samples, {}, seconds=seconds), words
+
+
+MASKED_SAID = ("run", "round", "device", "samples")
+OPENLY = ("part", "label", "seconds")
+
+
+def _said(records: RecordDict, order: Order, samples: int) -> Mapping[str, Any]:
+    """What a reply says of itself: it belongs to this order."""
+    said = _config(records)
+    for key, expected in (("run", order.run), ("round", order.round), ("device", order.device)):
+        _must(said.get(key) == expected, f"it names {key} '{said.get(key)}', not '{expected}'")
+    _must(said.get("samples") == samples, f"it trained on {said.get('samples')} samples, not {samples}")
+    return said
+
+
+def _seconds(said: Mapping[str, Any]) -> float:
+    seconds: Any = said.get("seconds")
+    _must(_number(seconds) and seconds >= 0, f"its training time '{seconds}' is not a number of seconds")
+    return float(seconds)
+
+
 def _config(records: RecordDict) -> Mapping[str, Any]:
     _same("config records", records.config_records, {REPLY: None})
     found: Mapping[str, Any] = records.config_records[REPLY]
@@ -138,6 +182,14 @@ def _read(group: str, arrays: Mapping[str, Array]) -> Tensors:
         return tensors(arrays)
     except (ValueError, TypeError, EOFError, OSError, MemoryError) as error:
         raise RefusedError(f"{group} cannot be read: {' '.join(str(error).split())[:200]}") from error
+
+
+def _read_words(array: Array) -> Words:
+    try:
+        found: Words = array.numpy()
+    except (ValueError, TypeError, EOFError, OSError, MemoryError) as error:
+        raise RefusedError(f"masked cannot be read: {' '.join(str(error).split())[:200]}") from error
+    return found
 
 
 def _scalars(text: object) -> dict[str, Any]:

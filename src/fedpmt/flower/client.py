@@ -7,20 +7,23 @@ import re
 import time
 from dataclasses import replace
 from functools import partial
+from logging import WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from flwr.common.logger import log
 
 from fedpmt.api import method_of
 from fedpmt.flower.deployment import read_config
-from fedpmt.flower.wire import NODE, read_order, write_reply
+from fedpmt.flower.wire import NODE, read_order, write_masked, write_reply
 from fedpmt.records import write_atomically
 from fedpmt.simulation.assemble import assembled
 from fedpmt.simulation.checkpoint import DeviceStore
 from fedpmt.simulation.schedule import local_settings
+from fedpmt.training.local import received
 from fedpmt.training.private import NOISE
-from fedpmt.types import SettingError
+from fedpmt.types import MODEL, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,12 +50,14 @@ class Worker:
 
     def describe(self, records: RecordDict, context: Context) -> dict[str, Any]:
         """Who this node is; how many samples of each class it holds only where it is asked."""
-        settings, _ = read_config(context.run_config)
+        settings, deployment = read_config(context.run_config)
         data, device = self._problem(node_settings(settings, context.node_config)).data, partition(context)
         said: dict[str, Any] = {"device": device, "samples": data.samples(device)}
         counts = data.label_counts(device) if records.config_records[NODE]["labels"] else None
         if counts is not None:
             said["labels"] = [int(count) for count in counts]
+        if deployment.secagg and settings.splitting == "device":
+            return said  # what its choice follows from is as secret as the choice
         if "speed" in context.node_config:
             said["speed"] = float(context.node_config["speed"])
         if "memory-mib" in context.node_config:
@@ -76,7 +81,10 @@ class Worker:
                 federation = replace(simulator, store=DeviceStore(folder))
                 if settings.dp_clip is not None:
                     spend(folder, settings.rounds)
-            return write_reply(order, local_round(federation, order, context.node_config))
+            reply = local_round(federation, order, context.node_config)
+            if not deployment.secagg:
+                return write_reply(order, reply)
+            return masked_reply(records, context, order, reply, federation, deployment.secagg_range)
 
     def _problem(self, settings: Settings) -> Problem:
         key = settings.model_dump_json()
@@ -101,6 +109,34 @@ def local_round(federation: Federation, order: Order, node_config: Mapping[str, 
     if federation.keeps_state:
         federation.store.write(order.device, order.round, own)
     return replace(reply, seconds=seconds)
+
+
+def masked_reply(
+    records: RecordDict, context: Context, order: Order, reply: Reply, federation: Federation, reach: float
+) -> RecordDict:
+    """The reply under masks, for a sum; nothing else of it leaves this node."""
+    from fedpmt.flower.fixed_point import Scale
+    from fedpmt.flower.layer_vector import encode, weight_of
+    from fedpmt.flower.secure_node import SECURE, put_masks_on
+
+    structure = federation.problem.model.structure
+    said: Mapping[str, Any] = records.config_records.get(SECURE, {})
+    if not said:
+        raise SettingError("secure aggregation is refused by this node: the task does not belong to a sum")
+    sent = received(order.task, reply.part, structure)
+    changes = {name: tensor - sent[name] for name, tensor in reply.tensors[MODEL].items()}  # Δ_k
+    for name, change in changes.items():
+        if not bool(change.isfinite().all()):
+            raise SettingError(f"secure aggregation is refused by this node: '{name}' is no longer finite")
+        cut = int((change.abs() > reach).sum())
+        if cut:
+            log(WARNING, "%s entries of '%s' have changed by more than secagg-range = %g", cut, name, reach)
+    weight = weight_of(federation.method, reply.samples)
+    scale = Scale(reach, int(said["devices"]), float(said["unit"]))
+    if not 0 < weight <= scale.unit or scale.devices < 2:
+        raise SettingError("secure aggregation is refused by this node: its weight does not fit into the sum")
+    groups = put_masks_on(records, context, encode(structure, reply.part, changes, weight, scale))
+    return write_masked(order, reply, groups, hidden=federation.settings.splitting == "device")
 
 
 def secret(rng: Rng, purpose: str) -> np.random.Generator:

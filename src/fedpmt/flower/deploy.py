@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from fedpmt import records
 from fedpmt.api import method_of
 from fedpmt.devices.fleet import make_fleet
-from fedpmt.flower.app_folder import write_app
-from fedpmt.flower.deployment import Deployment, refuse_simulated, refuse_uncarried
+from fedpmt.flower.app_folder import read_app, write_app
+from fedpmt.flower.deployment import deployment_of, refuse_simulated, refuse_uncarried, refuse_unsummed
 from fedpmt.flower.loopback import FINISHED, Loopback, node_configs
 from fedpmt.records import RunRecord, read_rounds, read_run
 from fedpmt.types import SettingError
@@ -67,17 +67,31 @@ class Places:
         return self.folder / "processes"
 
 
+def own_settings(
+    places: Places, given: dict[str, Any], typed: dict[str, Any], *, resume: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The run's settings, and the deployment's own: typed, else from the settings file, else as it was begun."""
+    before: dict[str, Any] = {}
+    if resume and (places.app / "pyproject.toml").exists():
+        before = {key: value for key, value in read_app(places.app).items() if key in typed}
+    of_file = {key: value for key, value in given.items() if key in typed}
+    said = {key: value for key, value in typed.items() if value is not None}
+    return {key: value for key, value in given.items() if key not in typed}, {**before, **of_file, **said}
+
+
 def write(places: Places, settings: Settings, changes: dict[str, Any], *, resume: bool) -> None:
     """Write the app folder; what holds a run already is only written to for its resume."""
     if importlib.util.find_spec("flwr") is None:
         raise SettingError("Flower is not installed: pip install 'fedpmt[flower]'")
     refuse_simulated(settings)
-    refuse_uncarried(method_of(settings), settings.method)
+    deployment = deployment_of({**changes, "out": str(places.run.absolute()), "resume": resume})
+    method = method_of(settings)
+    refuse_uncarried(method, settings.method)
+    refuse_unsummed(method, settings, deployment)
     if (places.run / records.CONFIG).exists() and not resume:
         raise SettingError(
             f"out = '{places.folder}' already holds a run; continue it with --resume or name another folder"
         )
-    deployment = Deployment(out=str(places.run.absolute()), resume=resume, **changes)
     write_app(places.app, settings, deployment)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedpmt.api import settings_of
+from fedpmt.methods.registry import METHODS, method_class
 from fedpmt.settings import Settings
 from fedpmt.types import SettingError
 
@@ -46,6 +47,18 @@ class Deployment(BaseModel):
         ge=0,
         description="seconds of a round that are not training; widths are fitted to the deadline less these",
     )
+    secagg: bool = Field(False, description="secure aggregation: the server learns sums per layer")
+    min_devices: int = Field(
+        2,
+        ge=2,
+        description="with secagg: a layer is opened only if so many devices trained it; 3 are advised",
+    )
+    secagg_range: float = Field(
+        8.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="with secagg: the largest change of one weight in a round; a larger one is cut",
+    )
     sample_limit: int = Field(0, ge=0, description="most samples a node may claim; 0: ten times `samples`")
 
 
@@ -54,15 +67,48 @@ def read_config(run_config: Mapping[str, Any]) -> tuple[Settings, Deployment]:
     given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
     options = {key.removeprefix(OPTION): given.pop(key) for key in list(given) if key.startswith(OPTION)}
     own = {key: given.pop(key) for key in list(given) if key in Deployment.model_fields}
+    deployment = deployment_of(own)
+    settings = settings_of({**given, "options": options})
+    refuse_simulated(settings)
+    return settings, deployment
+
+
+def deployment_of(given: Mapping[str, Any]) -> Deployment:
+    """How a run is deployed; a wrong value is refused in one line."""
     try:
-        deployment = Deployment.model_validate(own)
+        return Deployment.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0]).replace("_", "-")
         raise SettingError(f"{key} = '{first['input']}' is refused: {first['msg'].lower()}") from None
-    settings = settings_of({**given, "options": options})
-    refuse_simulated(settings)
-    return settings, deployment
+
+
+def refuse_unsummed(method: Method[Any, Any], settings: Settings, deployment: Deployment) -> None:
+    """Refuse what secure aggregation cannot carry: all that leaves a device there are sums per layer."""
+    if not deployment.secagg:
+        return
+    name = settings.method
+    if method.sums != "layers":
+        why = {
+            "entries": "its parts are entries of layers, and sums are of whole ones",
+            "none": "it needs each device's reply, and not their sum",
+        }[method.sums]
+        raise SettingError(
+            f"method = '{name}' is refused with secagg: {why} (allowed: {', '.join(summed())})"
+        )
+    if settings.cohort < deployment.min_devices:
+        raise SettingError(
+            f"cohort = {settings.cohort} is refused with secagg: min-devices = {deployment.min_devices}"
+        )
+    if settings.allowance is not None and settings.allowance.resource in ("bytes", "upload"):
+        raise SettingError(
+            f"budget = '{settings.budget}' is refused with secagg: every upload is as long as the whole model"
+        )
+
+
+def summed() -> list[str]:
+    """The methods that secure aggregation carries."""
+    return sorted(name for name in METHODS if method_class(name).sums == "layers")
 
 
 def refuse_simulated(settings: Settings) -> None:

@@ -18,9 +18,10 @@ from flwr.serverapp import ServerApp
 from fedpmt import records
 from fedpmt.api import check, method_of, paper_problem_of
 from fedpmt.flower.client import Worker
-from fedpmt.flower.deployment import read_config, refuse_uncarried
+from fedpmt.flower.deployment import read_config, refuse_uncarried, refuse_unsummed
 from fedpmt.flower.node_data import HeardData
 from fedpmt.flower.roster import Limits, Roster
+from fedpmt.flower.secure_node import KEYS, OPEN, SHARES, hand_out_shares, offer_keys, share_secrets
 from fedpmt.flower.strategy import MethodStrategy
 from fedpmt.flower.wire import NODE
 from fedpmt.records import write_atomically
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from fedpmt.simulation.problem import Problem
 
 RUN = "deployment.json"
+SECURE_ANSWERS = {KEYS: offer_keys, SHARES: share_secrets, OPEN: hand_out_shares}
 HOLD_SECONDS = 120.0
 CLAIM = 10
 """A node may claim so many times the samples that a device usually has."""
@@ -69,7 +71,13 @@ def apps(problem: Callable[[Settings], Problem]) -> Apps:
     def train(message: Message, context: Context) -> Message:
         return Message(worker.train(message.content, context), reply_to=message)
 
+    for action, answer in SECURE_ANSWERS.items():
+        client.train(action)(_replying(answer))
     return Apps(server, client)
+
+
+def _replying(answer: Callable[[RecordDict, Context], RecordDict]) -> Callable[[Message, Context], Message]:
+    return lambda message, context: Message(answer(message.content, context), reply_to=message)
 
 
 def paper_apps() -> Apps:
@@ -84,6 +92,7 @@ def serve(
     check(settings)
     method = method_of(settings)
     refuse_uncarried(method, settings.method)
+    refuse_unsummed(method, settings, deployment)
     # On a device's time a round's checkpoint costs nothing.
     settings = settings.model_copy(update={"checkpoint_seconds": 0.0})
     folder = Path(deployment.out or f"fedpmt-{settings.method}-{run_id}").absolute()
@@ -106,7 +115,12 @@ def serve(
         federation = replace(simulator, planner=plan(planned(settings, deployment), heard, told), fleet=told)
         with Journal(federation, folder) as journal:
             strategy = MethodStrategy(
-                federation, journal, roster, simulator.fleet, run_name(folder), deployment
+                federation,
+                journal,
+                roster,
+                simulator.fleet,
+                run_name(folder, secagg=deployment.secagg),
+                deployment,
             )
             left = settings.rounds - journal.progress.rounds
             strategy.start(grid, ArrayRecord(), num_rounds=left, timeout=strategy.deadline)
@@ -142,12 +156,17 @@ def planned(settings: Settings, deployment: Deployment) -> Settings:
     return settings.model_copy(update={"deadline": left})
 
 
-def run_name(folder: Path) -> str:
+def run_name(folder: Path, *, secagg: bool = False) -> str:
     """What this run is called on every node, the same after a resume and unlike any other."""
     path = folder / RUN
     if not path.exists():
         # It becomes a folder's name on nodes, which take nothing but plain ones.
         stem = re.sub(r"[^A-Za-z0-9]+", "-", folder.name).strip("-")[:60] or "run"
-        write_atomically(path, json.dumps({"run": f"{stem}-{uuid.uuid4().hex[:12]}"}).encode())
-    found: str = json.loads(path.read_bytes())["run"]
-    return found
+        kept = {"run": f"{stem}-{uuid.uuid4().hex[:12]}", "secagg": secagg}
+        write_atomically(path, json.dumps(kept).encode())
+    found = json.loads(path.read_bytes())
+    if found.get("secagg", False) != secagg:
+        begun = "with" if not secagg else "without"
+        raise SettingError(f"secagg = {str(secagg).lower()} is refused: this run was begun {begun} it")
+    name: str = found["run"]
+    return name

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from fedpmt.flower.app_folder import toml
+from fedpmt.flower.guard import Guard
 from fedpmt.flower.processes import Process, environment_of, free_ports, program, stop, wait_for_port
 from fedpmt.records import write_atomically
 from fedpmt.types import SettingError
@@ -46,10 +47,12 @@ class Loopback:
     link: Process | None = None
     nodes: list[Process] = field(default_factory=list)
     port: int = 0
+    guard: Guard | None = None  # while this is entered
 
     def __enter__(self) -> Self:
         self.folder = self.folder.absolute()
         self.home.mkdir(parents=True, exist_ok=True)
+        self.guard = Guard()
         try:
             self.start_link()
         except BaseException:
@@ -63,6 +66,14 @@ class Loopback:
     def stop(self) -> None:
         """Stop what was started, nodes first."""
         stop([one for one in (self.link, *self.nodes) if one is not None])
+        if self.guard is not None:
+            self.guard.release()
+            self.guard = None
+
+    def _started(self, process: Process) -> Process:
+        if self.guard is not None:
+            self.guard.watch(process.id)
+        return process
 
     @property
     def home(self) -> Path:
@@ -100,7 +111,8 @@ class Loopback:
         lines = [f"{key} = {toml(value)}" for key, value in table.items()]
         head = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]'
         write_atomically(self.home / "config.toml", "\n".join([head, *lines, ""]).encode())
-        self.link = Process("SuperLink", command, self.folder / "superlink.log", self.environment)
+        log = self.folder / "superlink.log"
+        self.link = self._started(Process("SuperLink", command, log, self.environment))
         wait_for_port(self.link, self.port)
         return self.link
 
@@ -125,7 +137,7 @@ class Loopback:
         command += ["--auth-supernode-private-key", str(key)] if key else []
         log = self.folder / f"supernode-{number}.log"
         node = Process(f"SuperNode {number}", command, log, {**self.environment, **(environment or {})})
-        self.nodes.append(node)
+        self.nodes.append(self._started(node))
         return node
 
     def _look(self) -> None:

@@ -1,4 +1,4 @@
-"""Processes that are stopped with everything they started, however this one ends short of a SIGKILL."""
+"""Processes that are stopped with everything they started; `guard.py` sees to it after a SIGKILL."""
 
 from __future__ import annotations
 

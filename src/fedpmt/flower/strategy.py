@@ -8,12 +8,13 @@ from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
-from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
 
-from fedpmt.flower.checks import Inspector, RefusedError
-from fedpmt.flower.wire import Order, write_order
+from fedpmt.flower.answers import RefusedError, no_answer
+from fedpmt.flower.checks import Inspector
+from fedpmt.flower.collect import InClear, SumError
+from fedpmt.flower.wire import Order
 from fedpmt.simulation.clock import Verdict
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
     from fedpmt.devices.fleet import Fleet
+    from fedpmt.flower.collect import Collector
     from fedpmt.flower.deployment import Deployment
     from fedpmt.flower.roster import Roster
     from fedpmt.methods.base import Round
@@ -33,9 +35,6 @@ if TYPE_CHECKING:
 
 NO_DEADLINE = 3600.0
 """Seconds to wait for a round's replies where no deadline is set; a node that is lost is noticed within one minute."""
-
-EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
-"""What the SuperLink answers in a node's place when the message's time is over."""
 
 
 class MethodStrategy(Strategy):
@@ -55,11 +54,16 @@ class MethodStrategy(Strategy):
         self.deadline = federation.settings.deadline or NO_DEADLINE
         self._fleet = fleet  # as the settings have it
         work, structure = federation.work, federation.problem.model.structure
-        self._inspector = Inspector(structure, work, deployment.update_limit)
+        self._collector: Collector = InClear(Inspector(structure, work, deployment.update_limit))
+        if deployment.secagg:
+            from fedpmt.flower.sealed import Sealed
+
+            self._collector = Sealed(federation, roster, deployment)
         self._round: Round | None = None
         self._asked: list[Asked] = []
         self._sent: dict[int, Metadata] = {}  # by device; Flower writes the message's id into it
         self._begun = 0.0
+        self._grid: Grid | None = None
 
     def summary(self) -> None:
         """Say what runs."""
@@ -74,21 +78,27 @@ class MethodStrategy(Strategy):
         self._round = None
         if self.journal.stopped is not None:
             return []
-        self.roster.wait(grid, 1, self.deployment.wait_seconds)
+        wanted = self.deployment.min_devices if self.deployment.secagg else 1
+        self.roster.wait(grid, wanted, self.deployment.wait_seconds)
         progress = self.journal.progress
         federation = replace(self.federation, fleet=self.roster.fleet(self._fleet))
         self._round = federation.round(progress)
-        self._asked = federation.asked(progress, self._round, reachable=set(self.roster.online()))
-        self._begun = time.monotonic()
-        able = [one for one in self._asked if one.able]
+        asked = federation.asked(progress, self._round, reachable=set(self.roster.online()))
+        self._begun, self._grid = time.monotonic(), grid
+        self._asked = self._collector.prepare(grid, asked, self._left)
+        able = [one for one in self._asked if one.able and one.device.id not in self._collector.lost]
         messages = [self._message(one) for one in able]
         self._sent = {one.device.id: message.metadata for one, message in zip(able, messages, strict=True)}
         return messages
 
+    def _left(self) -> float:
+        """Seconds of the round that are left; a message needs some."""
+        return max(1.0, self.deadline - (time.monotonic() - self._begun))
+
     def _message(self, one: Asked) -> Message:
-        content = write_order(self._order(one), self.federation.problem.model.structure)
+        content = self._collector.write(self._order(one))
         node = self.roster.of(one.device.id).id
-        return Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=self.deadline)
+        return Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=self._left())
 
     def _order(self, one: Asked) -> Order:
         return Order(
@@ -99,48 +109,51 @@ class MethodStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Look at each reply, fold those that hold in device order, and write down the round."""
-        if self._round is None:
+        if self._round is None or self._grid is None:
             return None, None
         seconds = time.monotonic() - self._begun
         answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        judged = [self._judge(one, self._answer(one, answers)) for one in self._asked]
+        try:
+            good = self._collector.replies(self._grid, [found for _, _, found in judged if found is not None])
+        except SumError as error:
+            judged = [one if one[2] is None else ("failed", str(error), None) for one in judged]
+            good = []
         asked: list[Asked] = []
-        outcomes: list[Outcome] = []
-        good: list[Reply] = []
-        for one in self._asked:
-            sent = self._sent.get(one.device.id)
-            answer = None if sent is None else answers.pop(sent.message_id, None)
-            outcome, reason, reply = self._judge(one, answer)
-            outcomes.append(outcome)
-            if reply is None:
+        for one, (outcome, reason, found) in zip(self._asked, judged, strict=True):
+            if found is None:
                 node = self.roster.of(one.device.id).id
                 said = (self._round.index + 1, one.device.id, node, outcome, reason)
                 log(WARNING, "round %s: device %s (node %s) %s: %s", *said)
                 asked.append(replace(one, seconds=seconds if one.able else 0.0, reason=reason))
                 continue
-            good.append(reply)
-            done = self.federation.priced(one.device, one.task, reply.part, one.samples, one.budget)
-            asked.append(replace(done, seconds=reply.seconds, transfer=0.0))
-        verdict = Verdict(tuple(outcomes), seconds)
-        closed = self.federation.close(self.journal.progress, self._round, asked, verdict, good)
-        record = self.journal.add(*closed)
+            done = self.federation.priced(one.device, one.task, found.part, one.samples, one.budget)
+            asked.append(self._collector.priced(replace(done, seconds=found.seconds, transfer=0.0)))
+        verdict = Verdict(tuple(outcome for outcome, _, _ in judged), time.monotonic() - self._begun)
+        progress, record = self.federation.close(self.journal.progress, self._round, asked, verdict, good)
+        record = self.journal.add(progress, self._collector.noted(record))
         self._round = None
-        shown = {"replies": len(good), "asked": len(asked)}
+        shown = {"replies": sum(found is not None for _, _, found in judged), "asked": len(asked)}
         accuracy = {} if record.accuracy is None else {"accuracy": record.accuracy}
         return None, MetricRecord({**shown, **accuracy})
+
+    def _answer(self, one: Asked, answers: dict[str, Message]) -> Message | None:
+        sent = self._sent.get(one.device.id)
+        return None if sent is None else answers.get(sent.message_id)
 
     def _judge(self, one: Asked, message: Message | None) -> tuple[Outcome, str, Reply | None]:
         """What becomes of one device's answer, and why."""
         if not one.able:
             return "failed", "its part does not fit into its memory", None
-        if message is None or (message.has_error() and message.error.code in EXPIRED):
-            return "late", f"no reply within {self.deadline:g} seconds", None
-        if message.has_error():
-            reason = " ".join((message.error.reason or "").split())[-300:]
-            return "failed", f"error {message.error.code}: {reason}", None
-        if message.metadata.src_node_id != self._sent[one.device.id].dst_node_id:
-            return "refused", f"node {message.metadata.src_node_id} answered for it", None
+        device = one.device.id
+        if device in self._collector.lost:
+            return *self._collector.lost[device], None
+        loss = no_answer(message, self.deadline, self._sent[device].dst_node_id)
+        if loss is not None:
+            return *loss, None
+        assert message is not None
         try:
-            return "arrived", "", self._inspector.read(message.content, self._order(one), one.samples)
+            return "arrived", "", self._collector.read(message.content, self._order(one), one.samples)
         except RefusedError as error:
             return "refused", str(error), None
 

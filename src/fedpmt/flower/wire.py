@@ -14,13 +14,15 @@ from fedpmt.flower.parts import decode_parts, encode_parts
 from fedpmt.training.messages import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from fedpmt.flower.fixed_point import Words
     from fedpmt.models.structure import Structure
     from fedpmt.training.messages import Reply
     from fedpmt.types import Payload, Tensors
 
 TASK, REPLY, METRICS, NODE = "task", "reply", "metrics", "node"
+MASKED = "masked"
 NONE = -1
 """Stands for "not said" where a record needs a whole number."""
 
@@ -75,7 +77,13 @@ def read_order(records: RecordDict, structure: Structure) -> Order:
 
 def write_reply(order: Order, reply: Reply) -> RecordDict:
     """What a node sends: the tensors that were trained, with the width, the round and the run they belong to."""
-    said: dict[str, Any] = {
+    said = _reply_said(order, reply)
+    metrics: dict[str, Any] = {name: float(value) for name, value in reply.metrics.items()}
+    return RecordDict({REPLY: ConfigRecord(said), METRICS: MetricRecord(metrics), **_arrays(reply.tensors)})
+
+
+def _reply_said(order: Order, reply: Reply) -> dict[str, Any]:
+    return {
         "run": order.run,
         "round": order.round,
         "device": order.device,
@@ -85,8 +93,15 @@ def write_reply(order: Order, reply: Reply) -> RecordDict:
         "seconds": reply.seconds,
         "scalars": json.dumps(dict(reply.scalars)),
     }
-    metrics: dict[str, Any] = {name: float(value) for name, value in reply.metrics.items()}
-    return RecordDict({REPLY: ConfigRecord(said), METRICS: MetricRecord(metrics), **_arrays(reply.tensors)})
+
+
+def write_masked(order: Order, reply: Reply, groups: Sequence[Words], *, hidden: bool) -> RecordDict:
+    """What a node sends to a secure sum: a masked vector, and what it belongs to; its own choice stays its own."""
+    said = _reply_said(order, reply)
+    for key in ("scalars", *(("part", "label", "seconds") if hidden else ())):
+        del said[key]
+    arrays = {str(group): Array(words) for group, words in enumerate(groups)}
+    return RecordDict({REPLY: ConfigRecord(said), MASKED: ArrayRecord(arrays)})
 
 
 def tensors(arrays: Mapping[str, Array]) -> Tensors:

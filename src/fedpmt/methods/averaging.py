@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
+from fedpmt.methods.base import Method, Predictor, Round, Setup, Step, Sums
 from fedpmt.submodel.part import GLOBAL, Part, take
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL
@@ -33,6 +33,8 @@ class Averaged:
 class PartAveraging(Method[Averaged, None]):
     """Sends each device a part of the global model and averages every entry over those that trained it."""
 
+    sums: ClassVar[Sums] = "entries"
+
     weight: Literal["samples", "uniform"] = (
         "samples"  # a_k = |D_k|, or 1; the paper's devices hold equal counts
     )
@@ -48,6 +50,10 @@ class PartAveraging(Method[Averaged, None]):
     def rule(self) -> Rule:
         """How entries that only some devices trained are averaged."""
         return "overlap"
+
+    def weight_of(self, samples: int) -> int:
+        """a_k of a device with so many samples."""
+        return samples if self.weight == "samples" else 1
 
     def init(self, setup: Setup) -> Averaged:
         prototype = setup.prototypes[GLOBAL]
@@ -71,7 +77,7 @@ class PartAveraging(Method[Averaged, None]):
 
         mean = CoverageMean(state.tensors, self.rule())
         for reply in replies:
-            mean.add(reply.part, reply.tensors[MODEL], reply.samples if self.weight == "samples" else 1)
+            mean.add(reply.part, reply.tensors[MODEL], self.weight_of(reply.samples))
         return Step(Averaged(state.structure, mean.result()))
 
     def predictor(self, state: Averaged) -> Predictor:

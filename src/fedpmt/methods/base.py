@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 D = TypeVar("D")
 PriceOf = Callable[["Part"], "Cost"]
+Sums = Literal["layers", "entries", "none"]
+"""What of the replies a sum can stand for: whole layers, entries of them, or nothing since each reply is needed."""
+
 Action = Literal["device", "shared", "work", "none"]
 """How a budget acts: on each device's part, on the one part of all, on how many steps a device takes, or not at all."""
 
@@ -144,6 +147,12 @@ class Method(ABC, Generic[S, D]):
 
     needs_losses: ClassVar[bool] = False
     """Whether `aggregate` learns from metrics that devices report."""
+
+    sends_more: ClassVar[bool] = False
+    """Whether replies hold more than trained tensors, as control variates, features or counts."""
+
+    sums: ClassVar[Sums] = "none"
+    """What `aggregate` needs to know of devices' tensors: with `layers`, only their weighted mean for each layer."""
 
     @property
     def keeps(self) -> str:

@@ -57,6 +57,7 @@ class Comet(Method[Clusters, "Personal"]):
     needs_speeds: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     needs_classes: ClassVar[bool] = True
+    sends_more: ClassVar[bool] = True
 
     clusters: int = 3  # C
     pull: float = 1.0  # λ

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class FedAvg(PartAveraging):
     """Every device trains the whole model, however long it takes it."""
 
+    sums = "layers"
+
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         return full(state.structure)
 

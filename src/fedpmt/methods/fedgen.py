@@ -66,6 +66,7 @@ class FedGen(Method[Generating, "Body | None"]):
     """FedAvg with a generator of latent features. A budget acts on it only where bodies stay on their devices."""
 
     needs_classes: ClassVar[bool] = True
+    sends_more: ClassVar[bool] = True
 
     weight: Literal["samples", "uniform"] = "samples"
     share: Literal["model", "head"] = "model"  # what is averaged: all of it, or the classifier alone

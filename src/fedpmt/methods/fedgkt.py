@@ -53,6 +53,7 @@ class FedGKT(Method[Group, "Edge"]):
     """Features and logits instead of weights. One edge net for all devices: a budget does not act on it."""
 
     needs_classes: ClassVar[bool] = True
+    sends_more: ClassVar[bool] = True
 
     alpha: float = 1.0  # α on the device: of the server's knowledge
     server_alpha: float = 1.0  # α on the server: of the labels

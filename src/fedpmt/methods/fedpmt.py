@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 class FedPMT(PartAveraging):
     """Partial model training by depth, Algorithm 1 with both options."""
 
+    sums = "layers"
+
     widths: int | None = None  # |I|; None: one per layer
     splitting: Literal["server", "device"] = "server"  # Option I or Option II
     block: Literal["suffix", "middle", "prefix"] = (

@@ -29,6 +29,7 @@ class FedProx(PartAveraging):
     """Every device trains the whole model; a weak one takes fewer steps."""
 
     needs_speeds = True
+    sums = "layers"
 
     mu: float = 1.0  # μ; no value suits every task
     partial: bool = True  # fewer steps on a weak device; else all of them, however long it takes it

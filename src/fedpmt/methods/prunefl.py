@@ -92,6 +92,7 @@ class PruneFL(Method[Sparse, "Squares"]):
     """Initial and further adaptive pruning with one mask for all devices."""
 
     needs_losses: ClassVar[bool] = True
+    sends_more: ClassVar[bool] = True
 
     weight: Literal["samples", "uniform"] = "samples"
     density: float | None = None  # the largest one; None: what the weakest device's budget comes to

@@ -14,7 +14,7 @@ so that c is the mean of all c_i at any time, whoever takes part.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
 from fedpmt.submodel.depth import full
@@ -45,6 +45,8 @@ class Controlled:
 @dataclass(frozen=True)
 class Scaffold(Method[Controlled, "Control"]):
     """Algorithm 1, with both options. A budget does not act on it."""
+
+    sends_more: ClassVar[bool] = True
 
     option: Literal["I", "II", "none"] = "II"  # how c_i is renewed; none: never, it stays 0
     server_rate: float = 1.0  # η_g

@@ -1,0 +1,101 @@
+"""A device's reply as one vector of whole numbers, which means something only in the sum over devices.
+
+Group 0 is the cover: for each layer, how many devices trained it and their weights; then a group for each layer, with
+the weighted changes of its tensors. A layer that a device did not train is zero everywhere: Σ_k f_k, Σ_k a_k f_k and
+Σ_k a_k f_k Δ_k of each layer are all that equation 7 of the paper needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedpmt.methods.averaging import PartAveraging
+from fedpmt.submodel.depth import mask
+from fedpmt.submodel.part import GLOBAL, WHOLE, Part, Whole
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from fedpmt.flower.fixed_point import Scale, Words
+    from fedpmt.methods.base import Method
+    from fedpmt.models.structure import Structure
+    from fedpmt.types import Tensors
+
+COVER = 0
+
+
+class Cover(NamedTuple):
+    """How many devices trained each layer, and the sum of their weights."""
+
+    counts: np.ndarray
+    weights: np.ndarray
+
+
+def sizes(structure: Structure) -> list[int]:
+    """Words in each group."""
+    return [2 * len(structure.layers), *(structure.size(layer.tensors) for layer in structure.layers)]
+
+
+def encode(structure: Structure, part: Part, changes: Tensors, weight: int, scale: Scale) -> list[Words]:
+    """One device's vector; a layer is trained whole, or not at all."""
+    trained = np.array(mask(structure, part), np.uint32)
+    groups = [np.concatenate([trained, trained * np.uint32(weight)])]
+    for layer, on in zip(structure.layers, trained, strict=True):
+        if on and not all(isinstance(part.trained.get(name), Whole) for name in layer.tensors):
+            raise SettingError(
+                f"secure aggregation is refused: '{part.label}' is a part of layer '{layer.name}'"
+            )
+        entries = [changes[name].detach().cpu().reshape(-1).numpy() for name in layer.tensors if on]
+        groups.append(
+            scale.encode(np.concatenate(entries), weight)
+            if entries
+            else np.zeros(structure.size(layer.tensors), np.uint32)
+        )
+    return groups
+
+
+def weight_of(method: Method[Any, Any], samples: int) -> int:
+    """a_k, as the method has it."""
+    if not isinstance(method, PartAveraging):
+        raise TypeError(f"{type(method).__name__} does not say what a device's reply weighs")
+    return method.weight_of(samples)
+
+
+def covered(structure: Structure, parts: Iterable[tuple[Part, int]]) -> Cover:
+    """The cover of these parts with their devices' weights."""
+    counts, weights = np.zeros((2, len(structure.layers)), np.int64)
+    for part, weight in parts:
+        trained = np.array(mask(structure, part))
+        counts += trained
+        weights += trained * weight
+    return Cover(counts, weights)
+
+
+def read_cover(words: Words) -> Cover:
+    """The cover from its group of the sum."""
+    counts, weights = words.astype(np.int64).reshape(2, -1)
+    return Cover(counts, weights)
+
+
+def mean_changes(
+    structure: Structure, cover: Cover, layers: Sequence[int], sums: Mapping[int, Words], scale: Scale
+) -> Tensors:
+    """The mean change of each tensor of these layers over the devices that trained it."""
+    found: dict[str, torch.Tensor] = {}
+    for layer in layers:
+        entries = torch.from_numpy(scale.mean(sums[1 + layer], float(cover.weights[layer])))
+        names = structure.layers[layer].tensors
+        lengths = [structure.size([name]) for name in names]
+        for name, piece in zip(names, torch.split(entries, lengths), strict=True):
+            found[name] = piece.reshape(structure.shapes[name])
+    return found
+
+
+def layers_part(structure: Structure, layers: Sequence[int]) -> Part:
+    """These layers, as if one device had trained them."""
+    names = [name for layer in layers for name in structure.layers[layer].tensors]
+    return Part(GLOBAL, dict.fromkeys(structure.tensors, WHOLE), dict.fromkeys(names, WHOLE), "sum")
