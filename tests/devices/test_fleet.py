@@ -211,24 +211,24 @@ def test_the_file_says_how_many_devices_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ["1/5,1/4,1/3,1/2,1", "1/4x250000,1", "lognormal:1", "uniform:1,10"])
 def test_a_million_devices(spec: str) -> None:
     """Built in under two seconds, with its levels and its kinds."""
-    begun = time.perf_counter()
+    begun = time.process_time()
     fleet = from_levels(spec, MILLION, seed=0, availability=0.5)
     assert sum(sizes(fleet)) == MILLION
     if ":" not in spec:
         assert sum(count for _, count in fleet.profiles) == MILLION
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2
 
 
 def test_a_million_measured_devices(tmp_path: Path) -> None:
     """By counts, from a file of a few lines."""
-    begun = time.perf_counter()
+    begun = time.process_time()
     fleet = fleet_of("name,speed,count,uplink_mbps\nslow,1/4,600000,8\nfast,1,400000,\n", tmp_path)
     assert sizes(fleet) == [600_000, 400_000]
     assert [(device.name, count) for device, count in fleet.profiles] == [
         ("slow", 600_000),
         ("fast", 400_000),
     ]
-    assert time.perf_counter() - begun < 6
+    assert time.process_time() - begun < 6
 
 
 def test_more_devices_than_there_are_numbers_for() -> None:
@@ -240,9 +240,9 @@ def test_more_devices_than_there_are_numbers_for() -> None:
 def test_kinds_of_drawn_speeds_are_made_when_they_are_looked_at() -> None:
     """A million kinds, slowest first, in a blink; together they are the fleet."""
     fleet = from_levels("lognormal:1", MILLION, seed=0)
-    begun = time.perf_counter()
+    begun = time.process_time()
     kinds = fleet.profiles
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2
     assert len(kinds) > 0.99 * MILLION
     assert (kinds[0][0].speed, kinds[-1][0].speed) == (fleet.speeds.min(), 1.0)
     first = [device.speed for device, _ in kinds[:100]]
