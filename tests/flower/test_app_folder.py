@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from flwr.app import Message
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-mnist"
+TWO_NODES: dict[str, Any] = {"devices": 2, "samples": 20, "cohort": 2, "batch": 10, "executor": "plain"}
 
 
 def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -157,15 +158,7 @@ def test_the_example_learns_and_is_short(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_node_may_say_its_own_speed(tmp_path: Path) -> None:
-    given = {
-        "devices": 2,
-        "samples": 20,
-        "cohort": 2,
-        "rounds": 1,
-        "batch": 10,
-        "executor": "plain",
-        "levels": "1/2,1",
-    }
+    given = {**TWO_NODES, "rounds": 1, "levels": "1/2,1"}
     nodes = {11: {"partition-id": 0, "speed": 1.0}, 12: {"partition-id": 1, "speed": 0.25}}
     run, _ = deploy(tmp_path, given, nodes=nodes)
     assert [one.speed for one in run.rounds[0].devices] == [1.0, 0.25]
@@ -197,15 +190,7 @@ def test_widths_follow_measured_seconds(tmp_path: Path) -> None:
             said["seconds"] = 100.0 if said["device"] == 0 else 10.0
         return answer
 
-    given = {
-        "devices": 2,
-        "samples": 20,
-        "cohort": 2,
-        "rounds": 3,
-        "batch": 10,
-        "executor": "plain",
-        "levels": "1",
-    }
+    given = {**TWO_NODES, "rounds": 3, "levels": "1"}
     run, _ = deploy(tmp_path, {**given, "speeds": "measured", "deadline": 50.0}, slow, transport_seconds=5.0)
     assert [one.part for one in run.rounds[0].devices] == ["width 4", "width 4"]
     assert run.rounds[-1].devices[0].part < "width 4"
@@ -219,15 +204,7 @@ def test_a_deadline_that_transport_eats_up_is_refused(tmp_path: Path) -> None:
 
 
 def test_private_noise_is_the_devices_own_and_its_replies_are_counted(tmp_path: Path) -> None:
-    given = {
-        "devices": 2,
-        "samples": 20,
-        "cohort": 2,
-        "rounds": 2,
-        "batch": 10,
-        "executor": "plain",
-        "dp_clip": 0.1,
-    }
+    given = {**TWO_NODES, "rounds": 2, "dp_clip": 0.1}
     runs = [deploy(tmp_path / name, given)[0] for name in ("first", "second")]
     first, second = (run.result.weights_sha256 for run in runs if run.result is not None)
     assert first != second  # whoever knows the seed cannot take the noise off again

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedpmt.experiments.artefact import Table
 from fedpmt.records import write_atomically
 from fedpmt.types import SettingError
 
@@ -72,7 +73,7 @@ class Claim:
 
 def write_verdicts(folder: Path) -> Path | None:
     """The page of verdicts, from all artefacts published in a folder; None where none makes a claim."""
-    lines: list[str] = []
+    rows: list[tuple[str, ...]] = []
     for name in ORDER:
         path = folder / f"{name}.json"
         if not path.exists():
@@ -86,21 +87,25 @@ def write_verdicts(folder: Path) -> Path | None:
             ]
         except (ValueError, KeyError, TypeError) as error:
             raise SettingError(f"'{path}' is not an artefact of this version ({error})") from error
-        lines += [_row(claim, name) for claim in claims if claim.cases]
-    if not lines:
+        rows += [
+            (
+                claim.text,
+                claim.place,
+                f"**{claim.verdict}**",
+                claim.numbers,
+                claim.varied or "-",
+                f"[{name}]({name}.md)",
+            )
+            for claim in claims
+            if claim.cases
+        ]
+    if not rows:
         return None
-    table = [
-        "| claim | in the paper | verdict | our numbers | varied | evidence |",
-        "|---|---|---|---|---|---|",
-    ]
+    columns = ("claim", "in the paper", "verdict", "our numbers", "varied", "evidence")
     page = folder / PAGE
-    write_atomically(page, "\n".join([HEAD, "", *table, *lines, "", *_pages(folder)]).encode())
+    table = Table("Claims", columns, rows, words=True).markdown()
+    write_atomically(page, "\n".join([HEAD, "", table, *_pages(folder)]).encode())
     return page
-
-
-def _row(claim: Claim, name: str) -> str:
-    cells = (claim.text, claim.place, f"**{claim.verdict}**", claim.numbers, claim.varied or "-")
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + f" | [{name}]({name}.md) |"
 
 
 def _pages(folder: Path) -> list[str]:

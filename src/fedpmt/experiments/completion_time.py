@@ -201,7 +201,7 @@ def _row(
     within = share is not None and abs(share - 1) <= TOLERANCE
     method, timed = case
     cells = [
-        f"{100 * target:.0f} %, {NAMES[method]}{', deadline' if timed else ''}",
+        entry(target, method, timed),
         "-" if printed is None else f"{printed:,.1f}",
         seconds.text() if seconds else "not reached",
         "-" if wanted is None else f"{wanted:.0f}",
@@ -308,7 +308,7 @@ def _readings(
                 curves = [smoothed(run, window) for run in members]
                 first = [next((t for t, height in curve if height >= target), None) for curve in curves]
                 by_window[window] = Estimate.of([None if t is None else float(t) for t in first])
-            where = f"{PARTITIONS[partition]}, {100 * target:.0f} %, {NAMES[case[0]]}{', deadline' if case[1] else ''}"
+            where = f"{PARTITIONS[partition]}, {entry(target, *case)}"
             shown = [one.text() if one else "not reached" for one in by_window.values()]
             rows.append([where, "-" if printed is None else f"{printed:.0f}", *shown])
             means = {str(window): one.mean if one else None for window, one in by_window.items()}
@@ -339,13 +339,7 @@ def claims(
                 f"times to accuracy, {PARTITIONS[partition]}: rounds within {100 * TOLERANCE:.0f} % of the paper's",
                 TABLE,
                 [
-                    Check(
-                        f"{100 * row['target']:.0f} % {NAMES[row['method']]}{', deadline' if row['deadline'] else ''}",
-                        bool(row["within"]),
-                        f"{row['rounds']:.0f} (paper {row['paper_rounds']:.0f})"
-                        if row["rounds"] is not None
-                        else f"not reached (paper {row['paper_rounds']:.0f})",
-                    )
+                    _near(row, row["rounds"])
                     for row in values
                     if row["partition"] == partition and row["runs"]
                 ],
@@ -356,7 +350,11 @@ def claims(
         Claim(
             f"the same, {PARTITIONS[TWO_CLASSES]}, read off curves that are smoothed over {WINDOWS[-1]} evaluations",
             TABLE,
-            [_read(row) for row in readings if row["partition"] == TWO_CLASSES and row["runs"]],
+            [
+                _near(row, row["rounds"][str(WINDOWS[-1])])
+                for row in readings
+                if row["partition"] == TWO_CLASSES and row["runs"]
+            ],
             VARIED,
         ),
         Claim(
@@ -379,9 +377,18 @@ def claims(
     ]
 
 
-def _read(row: dict[str, Any]) -> Check:
-    found, wanted = row["rounds"][str(WINDOWS[-1])], row["paper_rounds"]
-    where = f"{100 * row['target']:.0f} % {NAMES[row['method']]}{', deadline' if row['deadline'] else ''}"
+def entry(target: float, method: str, timed: bool) -> str:
+    """The name of an entry of the table.
+
+    >>> entry(0.5, "fedpmt", True)
+    '50 %, FedPMT, deadline'
+    """
+    return f"{100 * target:.0f} %, {NAMES[method]}{', deadline' if timed else ''}"
+
+
+def _near(row: dict[str, Any], found: float | None) -> Check:
+    """Whether so many rounds are what the paper has for this entry."""
+    where, wanted = entry(row["target"], row["method"], row["deadline"]), row["paper_rounds"]
     if found is None:
         return Check(where, False, f"not reached (paper {wanted:.0f})")
     return Check(where, abs(found / wanted - 1) <= TOLERANCE, f"{found:.0f} (paper {wanted:.0f})")

@@ -20,7 +20,7 @@ from fedpmt.experiments.convergence_tables import (
     gaps_table,
     slopes_table,
 )
-from fedpmt.experiments.paper import Scope as Asked
+from fedpmt.experiments.paper import flags
 from fedpmt.theory import studies
 from fedpmt.theory.rates import level, ratio, significant, slope
 from fedpmt.theory.splitting import splitting_constant
@@ -56,7 +56,7 @@ def build(scope: Scope, quick: bool = False) -> Artefact:
     return Artefact(
         name="convergence",
         title="Convergence: Theorem 1 against convex problems",
-        command="fedpmt reproduce convergence" + Asked(scope.seeds, quick).suffix,
+        command=f"fedpmt reproduce convergence{flags(scope.seeds, quick=quick)}",
         text=_text(quick, rates, own, gaps, floors, coupled),
         tables=(
             slopes_table(cases), epsilons_table(cases, own), bounds_table(own), gaps_table(gaps), floors_table(floors),

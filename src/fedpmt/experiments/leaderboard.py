@@ -20,7 +20,7 @@ from fedpmt.experiments.paper import (
     TWO_CLASSES,
     Experiment,
     Scope,
-    ranges,
+    flags,
     seeds_text,
 )
 from fedpmt.experiments.scores import cost_table, loss_table, losses, result_table, scores, verdict_text
@@ -62,9 +62,7 @@ def command_of(contest: Contest) -> str:
         words.append(f"--partition {','.join(contest.partitions)}")
     if contest.rounds is not None:
         words.append(f"--rounds {contest.rounds}")
-    if list(contest.seeds) != [0]:
-        words.append(f"--seeds {ranges(contest.seeds)}")
-    return " ".join([*words, *(["--quick"] if contest.quick else [])])
+    return " ".join(words) + flags(contest.seeds, quick=contest.quick)
 
 
 def page(library: Library, contest: Contest, name: str, title: str, command: str) -> Artefact:

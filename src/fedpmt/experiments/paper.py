@@ -42,9 +42,7 @@ class Scope:
     @property
     def suffix(self) -> str:
         """What is added to a command."""
-        return (" --quick" if self.quick else "") + (
-            f" --seeds {ranges(self.seeds)}" if len(self.seeds) > 1 else ""
-        )
+        return flags(self.seeds, quick=self.quick)
 
     def settings(
         self, method: str, task: str, partition: str, seed: int, widths: int | None = None, **more: Any
@@ -93,6 +91,15 @@ def ranges(seeds: Sequence[int]) -> str:
         else:
             parts.append([seed])
     return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
+
+
+def flags(seeds: Sequence[int], *, quick: bool) -> str:
+    """The end of a command; the defaults, seed 0 and all of it, are not written.
+
+    >>> flags([0], quick=False), flags([3], quick=True)
+    ('', ' --seeds 3 --quick')
+    """
+    return ("" if list(seeds) == [0] else f" --seeds {ranges(seeds)}") + (" --quick" if quick else "")
 
 
 def seeds_text(seeds: Sequence[int]) -> str:

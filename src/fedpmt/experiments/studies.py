@@ -267,10 +267,10 @@ def _against_variants(values: list[dict[str, Any]]) -> Claim:
             for row in values
             if row["study"] == study.title and OURS in study.variants
         }
-        for variant, accuracy_ in rows.items():
-            if variant == OURS or accuracy_ is None or rows[OURS] is None:
+        for variant, theirs in rows.items():
+            if variant == OURS or theirs is None or rows[OURS] is None:
                 continue
-            lead, where = rows[OURS] - accuracy_, f"{TITLES[study.task]}, {variant.removeprefix('FedDrop, ')}"
+            lead, where = rows[OURS] - theirs, f"{TITLES[study.task]}, {variant.removeprefix('FedDrop, ')}"
             cases.append(Case(where, lead > 0, f"{100 * lead:+.1f}"))
             if lead >= accuracy.ABOVE - accuracy.BELOW:
                 wide.append(where)

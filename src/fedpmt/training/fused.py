@@ -21,7 +21,7 @@ from fedpmt.submodel.part import Mask, take, within
 from fedpmt.submodel.width import corners
 from fedpmt.training.batches import channels_last, gather
 from fedpmt.training.local import LocalSettings, LocalWork, Outcome, local_tensors
-from fedpmt.training.native import Beside, library, native_forward, native_train, shapes_of
+from fedpmt.training.native import StepRule, library, native_forward, native_train, shapes_of
 from fedpmt.training.operations import Flatten, Linear, Operation, Pool, Relu, convolution, rows_with_one
 from fedpmt.types import MODEL
 
@@ -310,7 +310,7 @@ def _compiled(
     orders = np.stack([order.permutation(len(data)) for _ in range(settings.epochs)])
     before = model.modules_of(0, frozen_prefix(model.structure, part))
     frozen = sum(isinstance(module, nn.Linear | nn.Conv2d) for _, module in before)
-    beside = Beside(
+    rule = StepRule(
         {shape.path: factors.get(f"{shape.path}.weight", 1.0) ** 2 for shape in shapes},
         work.absent(part, model.structure),
     )
@@ -321,9 +321,9 @@ def _compiled(
         shift = {name: rate * one for name, one in pull.constant.items()}
         for name, one in pull.received.items() if pull.strength else ():
             shift[name] = shift.get(name, 0) - rate * pull.strength * one
-        beside = replace(beside, shift=_scaled(shift, factors), spring=rate * pull.strength)
+        rule = replace(rule, shift=_scaled(shift, factors), spring=rate * pull.strength)
     tensors, loss = native_train(
-        shapes, received, data.inputs, data.targets, orders, settings, frozen, task.steps, beside
+        shapes, received, data.inputs, data.targets, orders, settings, frozen, task.steps, rule
     )
     return Outcome({MODEL: _trained(part, tensors, factors)}, metrics={"train_loss": loss})
 

@@ -313,7 +313,7 @@ def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array[ctypes.c_void_p]:
 
 
 @dataclass(frozen=True)
-class Beside:
+class StepRule:
     """What a step does beside following the gradient."""
 
     gains: Mapping[str, float] = field(
@@ -324,7 +324,7 @@ class Beside:
     spring: float = 0.0  # η μ: the share of a weight that each step takes away, too
 
 
-NOTHING = Beside()
+PLAIN_STEP = StepRule()
 
 
 def native_train(
@@ -336,7 +336,7 @@ def native_train(
     settings: LocalSettings,
     frozen: int,
     limit: int | None,
-    beside: Beside = NOTHING,
+    rule: StepRule = PLAIN_STEP,
 ) -> tuple[dict[str, Tensor], float]:
     """One device's local round: its tensors from layer `frozen` on, and the mean loss. `order` is [epoch, sample]."""
     compiled = library()
@@ -345,8 +345,8 @@ def native_train(
     packed = laid_out(shapes, tensors)
     rows, targets = _rows(inputs, shapes[0]), np.ascontiguousarray(labels.numpy())
     positions = np.ascontiguousarray(order, dtype=np.int64)
-    absent = None if beside.absent is None else np.ascontiguousarray(beside.absent, dtype=np.uint8)
-    shifts = [] if beside.shift is None else laid_out(shapes, beside.shift, "shift")
+    absent = None if rule.absent is None else np.ascontiguousarray(rule.absent, dtype=np.uint8)
+    shifts = [] if rule.shift is None else laid_out(shapes, rule.shift, "shift")
     plan = _Plan(
         len(shapes),
         frozen,
@@ -357,12 +357,12 @@ def native_train(
         settings.batch,
         -1 if limit is None else limit,
         settings.learning_rate,
-        1 - settings.learning_rate * settings.weight_decay - beside.spring,
+        1 - settings.learning_rate * settings.weight_decay - rule.spring,
         None if absent is None else absent.ctypes.data,
     )
     loss = compiled.fedpmt_train(
         ctypes.byref(plan),
-        (_Layer * len(shapes))(*(shape.structure(beside.gains.get(shape.path, 1.0)) for shape in shapes)),
+        (_Layer * len(shapes))(*(shape.structure(rule.gains.get(shape.path, 1.0)) for shape in shapes)),
         _pointers([weight for weight, _ in packed]),
         _pointers([bias for _, bias in packed]),
         (_Shift * len(shifts))(*(_Shift(*(one.ctypes.data for one in pair)) for pair in shifts))
