@@ -11,11 +11,11 @@ from command_line import TINY, python
 if TYPE_CHECKING:
     from pathlib import Path
 
-WITHOUT_TORCH = """
+WITHOUT = """
 import sys
 import fedpmt.cli
-code = fedpmt.cli.main.__globals__["program"](sys.argv[1:])
-heavy = [name for name in ("torch", "matplotlib", "mlxtend") if name in sys.modules]
+code = fedpmt.cli.main.__globals__["program"](sys.argv[2:])
+heavy = [name for name in sys.argv[1].split(",") if name in sys.modules]
 sys.exit(f"loaded {heavy}" if heavy else code)
 """
 
@@ -49,9 +49,17 @@ program(sys.argv[2:])
 )
 def test_no_torch_where_none_is_needed(arguments: tuple[str, ...]) -> None:
     """Help, the list of methods and a refusal are quick: torch is not loaded for them."""
-    ended = python(WITHOUT_TORCH, *arguments)
+    ended = python(WITHOUT, "torch,matplotlib,mlxtend", *arguments)
     assert "loaded" not in ended.stderr
     assert ended.returncode == (2 if arguments[-1] == "nope" else 0), ended.stderr
+
+
+def test_a_run_does_without_the_compiler_of_torch(tmp_path: Path) -> None:
+    """It takes two seconds to load, more than all of the rest of torch."""
+    ended = python(
+        WITHOUT, "torch._dynamo,sympy,matplotlib", "run", *TINY, "--rounds", "1", "--out", tmp_path / "run"
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_the_folder_is_written_before_torch_is_loaded(tmp_path: Path) -> None:

@@ -39,6 +39,11 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.by_layer: Counter[str] = Counter()
         self._owners, self._layers, self._layer = owners, layers, first
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing here is compiled, and to say so torch would load its compiler: a second of every start.
+        return False
+
     @property
     def total(self) -> int:
         """All multiply-adds so far."""

@@ -37,7 +37,7 @@ def build(net: Net, rng: np.random.Generator) -> LayeredModel:
         modules[f"act{number}"] = nn.ReLU()
         features = units
     modules["out"] = nn.Linear(features, net.classes, device="meta")
-    module = nn.Sequential(modules).to_empty(device="cpu")
+    module = nn.Sequential(modules)
     initialise(module, rng)
     return layered(module)
 
@@ -59,7 +59,7 @@ def initialise(module: nn.Module, rng: np.random.Generator) -> None:
     for child in module.modules():
         if isinstance(child, nn.Linear | nn.modules.conv._ConvNd):
             bound = 1 / math.sqrt(math.prod(child.weight.shape[1:]))
-            for parameter in (child.weight, child.bias):
-                if parameter is not None:
-                    drawn = rng.uniform(-bound, bound, size=tuple(parameter.shape)).astype("float32")
-                    parameter.data.copy_(torch.from_numpy(drawn))
+            for name, parameter in list(child.named_parameters(recurse=False)):
+                drawn = rng.uniform(-bound, bound, size=tuple(parameter.shape)).astype("float32")
+                # A new one, since the net's own may be on no device yet; `to_empty` would load torch's compiler.
+                child.register_parameter(name, nn.Parameter(torch.from_numpy(drawn)))
