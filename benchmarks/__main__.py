@@ -409,7 +409,7 @@ def do_draw(given: argparse.Namespace) -> int:
             texts.append(own_text(own.OwnResults.model_validate(content)))
         elif "methods" in content:
             texts.append(methods.methods_text(methods.MethodResults.model_validate(content)))
-        elif "copy_gb_per_second" in content:
+        elif "copy_seconds" in content:
             texts.append(aggregation_text(aggregation.AggregationResults.model_validate(content)))
         else:
             print(f"{file.name} is not a result of this benchmark", file=sys.stderr)

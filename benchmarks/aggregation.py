@@ -29,7 +29,7 @@ class AggregationResults(BaseModel):
     machine: Machine
     parameters: int
     updates: int
-    copy_gb_per_second: float  # one update through copy_, bytes counted once, best number of threads
+    copy_seconds: list[float]  # one update through copy_, best number of threads, beside each of ours
     ours_by_threads: dict[str, list[float]]
     flower_seconds: list[float] = []
     flower_note: str = ""
@@ -55,9 +55,15 @@ class AggregationResults(BaseModel):
         return self.bytes / median(self.ours_seconds) / 1e9
 
     @property
+    def copy_gb_per_second(self) -> float:
+        """Bytes copied in a second, counted once."""
+        return self.parameters * FLOAT_BYTES / median(self.copy_seconds) / 1e9
+
+    @property
     def share_of_copy(self) -> float:
-        """Our rate over the machine's copy rate."""
-        return self.ours_gb_per_second / self.copy_gb_per_second
+        """Our rate over the machine's copy rate at the time: the median over repetitions."""
+        pairs = zip(self.copy_seconds, self.ours_seconds, strict=True)
+        return median(copied * self.updates / ours for copied, ours in pairs)
 
     @property
     def times_flower(self) -> float | None:
@@ -75,7 +81,7 @@ def shape_of(parameters: int) -> tuple[int, int]:
 
 
 def run(
-    *, parameters: int = PARAMETERS, updates: int = UPDATES, repeat: int = 3, flower: bool = True
+    *, parameters: int = PARAMETERS, updates: int = UPDATES, repeat: int = 5, flower: bool = True
 ) -> AggregationResults:
     """Ours and copying in this process, Flower in its own; the memory is given back in between."""
     copy, ours = _measure_ours(parameters, updates, repeat)
@@ -83,7 +89,7 @@ def run(
         machine=describe(),
         parameters=parameters,
         updates=updates,
-        copy_gb_per_second=copy,
+        copy_seconds=copy,
         ours_by_threads=ours,
     )
     if flower:
@@ -97,7 +103,7 @@ def _model(parameters: int, seed: int) -> dict[str, torch.Tensor]:
     return {f"layer{n}": torch.rand(shape_of(parameters), generator=generator) for n in range(TENSORS)}
 
 
-def _measure_ours(parameters: int, updates: int, repeat: int) -> tuple[float, dict[str, list[float]]]:
+def _measure_ours(parameters: int, updates: int, repeat: int) -> tuple[list[float], dict[str, list[float]]]:
     weights = _model(parameters, 0)
     replies = [_model(parameters, 1 + number) for number in range(updates)]
     part = Part("global", dict.fromkeys(weights, WHOLE), dict.fromkeys(weights, WHOLE), "all")
@@ -117,17 +123,21 @@ def _measure_ours(parameters: int, updates: int, repeat: int) -> tuple[float, di
             target[name].copy_(tensor)
 
     before = torch.get_num_threads()
-    ours: dict[str, list[float]] = {}
-    copied = float("inf")
+    ours: dict[str, list[float]] = {str(threads): [] for threads in sorted({1, cores()})}
+    copies: list[float] = []
     try:
-        for threads in sorted({1, cores()}):
-            torch.set_num_threads(threads)
-            average()
-            ours[str(threads)] = [average() for _ in range(repeat)]
-            copied = min(copied, best(copy, 1.0))
+        average()
+        for _ in range(repeat):
+            # In turn, since the memory is shared with whoever else is on the machine.
+            copied = []
+            for threads, taken in ours.items():
+                torch.set_num_threads(int(threads))
+                copied.append(best(copy, 0.5))
+                taken.append(average())
+            copies.append(min(copied))
     finally:
         torch.set_num_threads(before)
-    return parameters * FLOAT_BYTES / copied / 1e9, ours
+    return copies, ours
 
 
 def _measure_flower(parameters: int, updates: int, repeat: int) -> tuple[list[float], str]:

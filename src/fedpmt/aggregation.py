@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 
 from fedpmt.submodel.part import Whole, add_at, take
@@ -102,7 +103,7 @@ class CoverageMean:
             return
         current, fresh = self._weights[name], name not in self._sums
         if fresh:
-            self._sums[name] = torch.empty_like(current, memory_format=torch.contiguous_format)
+            self._sums[name] = _room(current)
         tensors = [tensor for tensor, _ in waiting]
         if native_fold(self._sums[name], current, tensors, [share for _, share in waiting], fresh=fresh):
             return
@@ -115,6 +116,13 @@ class CoverageMean:
                     difference.mul_(share)
                 if difference is not total:
                     total.add_(difference)
+
+
+def _room(like: Tensor) -> Tensor:
+    """An unfilled tensor. NumPy asks for huge pages, without which a large sum waits for memory as long as for sums."""
+    if like.device.type == "cpu" and like.dtype == torch.float32:
+        return torch.from_numpy(np.empty(tuple(like.shape), dtype=np.float32))
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
