@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     from benchmarks.settings import Setting
 
 BASE = "fedavg"
-OPTIONS: dict[str, dict[str, Any]] = {"prunefl": {"initial_rounds": 0}}
-"""What is left out of the measurement: PruneFL's rounds of one device alone are no rounds of a cohort."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "prunefl": {"initial_rounds": 0},  # rounds of one device alone are no rounds of a cohort
+    "fedgen": {
+        "generative": 2.0,
+        "latent": 2.0,
+    },  # its own 10 is for a rate of 0.01: at the paper's 0.05 it diverges
+}
 
 
 HOLDERS = 0.8
