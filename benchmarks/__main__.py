@@ -371,12 +371,22 @@ def own_text(results: own.OwnResults) -> str:
         ]
         for one in results.evaluations
     ]
+    modules = [
+        [
+            one.setting,
+            seconds_text(one.seconds),
+            seconds_text(one.plain_seconds),
+            f"{one.plain_seconds / one.seconds:.1f} x",
+        ]
+        for one in results.modules
+    ]
     head = ("setting", "E", "width", "a device's round", "time of the full", "`exact` of the full", "apart")
     return "\n\n".join(
         (
             table(head, widths),
             table(("setting", "samples gathered", "weights laid out", "trained", "read back"), stages),
             table(("setting", "a round", "with an evaluation", "evaluation over round"), evaluations),
+            table(("setting", "any other module", "plain PyTorch loop", "ours is faster"), modules),
         )
     )
 

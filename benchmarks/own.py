@@ -1,4 +1,4 @@
-"""Our own rounds: the time of each width against `exact` pricing, of each stage, and of an evaluation."""
+"""Our own rounds: the time of each width against `exact` pricing, of each stage, of an evaluation, of any module."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from pydantic import BaseModel
 from benchmarks.environments import python_of
 from benchmarks.machine import Machine, describe
 from benchmarks.measure import Case, Plan, job_of
+from benchmarks.peers.ours import UNKNOWN
 from benchmarks.results import Measurement
-from benchmarks.runner import Way, measure
+from benchmarks.runner import Way, measure, ways
 from benchmarks.settings import FEDAVG, Setting
 from fedpmt.api import paper_problem_of, settings_of
 from fedpmt.seeds import Seeds
@@ -75,6 +76,14 @@ class EvaluationTime(BaseModel):
         return self.evaluated_seconds / self.round_seconds - 1
 
 
+class ModuleTime(BaseModel):
+    """A round of the same net as a module that nothing is known of, by autograd, and of the plain loop."""
+
+    setting: str
+    seconds: float
+    plain_seconds: float
+
+
 class OwnResults(BaseModel):
     """One run of this part of the benchmark."""
 
@@ -82,6 +91,7 @@ class OwnResults(BaseModel):
     widths: list[WidthTime] = []
     stages: list[StageTime] = []
     evaluations: list[EvaluationTime] = []
+    modules: list[ModuleTime] = []
 
 
 def run(plan: Plan, *, epochs: Sequence[int] = (1, 5)) -> OwnResults:
@@ -94,6 +104,7 @@ def run(plan: Plan, *, epochs: Sequence[int] = (1, 5)) -> OwnResults:
         if stages is not None:
             results.stages.append(stages)
         results.evaluations.append(evaluation_time(setting, plan))
+        results.modules.append(module_time(setting, plan))
         print(f"{setting.name}: done", file=sys.stderr, flush=True)
     return results
 
@@ -194,19 +205,31 @@ def _one_thread() -> Iterator[None]:
 def evaluation_time(setting: Setting, plan: Plan) -> EvaluationTime:
     """Rounds with and without an evaluation, in turn."""
     case = Case(setting, "ours", FEDAVG)
-    taken: dict[bool, list[float]] = {False: [], True: []}
+    bare, evaluated = _in_turn(((case, Way("")), (case, Way("", {"eval_every": 1}))), plan)
+    return EvaluationTime(setting=setting.name, round_seconds=bare, evaluated_seconds=evaluated)
+
+
+def module_time(setting: Setting, plan: Plan) -> ModuleTime:
+    """Any other module than a chain of known layers must be no slower here than in the plain loop."""
+    ours, plain = Case(setting, "ours", FEDAVG), Case(setting, "plain", FEDAVG)
+    seconds, plain_seconds = _in_turn(((ours, Way("", {UNKNOWN: True})), (plain, ways("plain")[-1])), plan)
+    return ModuleTime(setting=setting.name, seconds=seconds, plain_seconds=plain_seconds)
+
+
+def _in_turn(cases: Sequence[tuple[Case, Way]], plan: Plan) -> list[float]:
+    """The median over repetitions of the median round of each."""
+    taken: list[list[float]] = [[] for _ in cases]
     for repetition in range(plan.repeat):
-        for evaluated, found in taken.items():
-            way = Way("", {"eval_every": 1} if evaluated else {})
+        for (case, way), found in zip(cases, taken, strict=True):
             # The last round is not timed, since it is evaluated in any case.
             job = job_of(case, way, plan, rounds=plan.warmup + plan.rounds + 1, seed=repetition)
+            name, peer = case.setting.name, case.peer
             blank = Measurement(
-                setting=setting.name, peer="ours", variant=FEDAVG.name, repetition=repetition, threads=""
+                setting=name, peer=peer, variant=FEDAVG.name, repetition=repetition, threads=way.name
             )
-            one = measure("ours", python_of("ours"), way, job, blank, limit=plan.limit)
+            python = python_of(peer, plan.work) if plan.own_environment else python_of("ours")
+            one = measure(peer, python, way, job, blank, limit=plan.limit)
             if not one.seconds or one.error:
-                raise RuntimeError(f"{setting.name}: {one.error or 'no round was measured'}")
+                raise RuntimeError(f"{name} {peer}: {one.error or 'no round was measured'}")
             found.append(median(one.seconds))
-    return EvaluationTime(
-        setting=setting.name, round_seconds=median(taken[False]), evaluated_seconds=median(taken[True])
-    )
+    return [median(found) for found in taken]

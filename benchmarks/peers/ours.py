@@ -17,12 +17,17 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.peers.common import Stopwatch, read_job, say_done
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from benchmarks.peers.common import Job
     from fedpmt.records import RoundRecord
     from fedpmt.settings import Settings
     from fedpmt.simulation.problem import Problem
 
 BEGUN = time.perf_counter()
+UNKNOWN = "unknown_module"
+"""Asks for the net inside a module of a user's own: no chain of known layers, so autograd runs it."""
+
 INITIAL_SEED = 0
 """Of the weights that `benchmarks.export` writes for the peers."""
 
@@ -48,15 +53,36 @@ def problem_of(settings: Settings, job: Job) -> Problem:
     """
     from fedpmt.api import paper_problem_of
     from fedpmt.models.build import build
+    from fedpmt.models.layered import layered
     from fedpmt.models.nets import net
     from fedpmt.seeds import generator
     from fedpmt.simulation.problem import Problem
 
     problem = paper_problem_of(settings.model_copy(update={"seed": INITIAL_SEED}))
+    if job.options.get(UNKNOWN):
+        layers = [f"net.{layer.name}" for layer in problem.model.structure.layers]
+        model = layered(own_module(problem.model.module), layers=layers)
+        return Problem(model, problem.data, net=problem.net)
     if job.hidden == net(settings.task).hidden:
         return problem
     scaled = dataclasses.replace(net(settings.task), hidden=job.hidden)
     return Problem(build(scaled, generator(INITIAL_SEED, "init")), problem.data, net=scaled)
+
+
+def own_module(net: nn.Module) -> nn.Module:
+    """The net as a user's own class, whose forward pass is only known to itself."""
+    from torch import nn
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.net(inputs)
+            return outputs
+
+    return Own()
 
 
 def main() -> None:
@@ -72,7 +98,7 @@ def main() -> None:
         "rounds": job.rounds,
         "seed": job.seed,
         "eval_every": job.rounds,
-        **job.options,
+        **{key: value for key, value in job.options.items() if key != UNKNOWN},
     }
     settings = settings_of(given)
     watch = Stopwatch(job.warmup)
