@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedpmt.methods.registry import METHODS, method_class
 from fedpmt.methods.scaffold import Scaffold
 from fedpmt.seeds import Seeds
 from fedpmt.submodel.part import GLOBAL
-from fedpmt.training.local import LocalWork, Site, received, train
+from fedpmt.training.local import LocalWork, Outcome, Site, received, train
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.training.private import PrivateWork, epsilon
 from fedpmt.types import MODEL, SettingError
@@ -129,3 +130,24 @@ def test_only_work_that_sends_nothing_else_is_made_private() -> None:
     with pytest.raises(SettingError, match="sends more than trained tensors"):
         PrivateWork(Scaffold().local(), 1.0, 1.0)
     assert PrivateWork(LocalWork(), 1.0, 1.0).measures == ()
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_an_update_that_is_not_a_number_leaves_as_noise_alone(broken: float) -> None:
+    """‖Δ‖ is NaN, and min(1, C / NaN) would be 1: no clip at all on what is still finite."""
+
+    class Broken(LocalWork[None]):
+        def reply(self, run: Any, own: None, data: Any) -> tuple[Outcome, None]:
+            outcome, _ = super().reply(run, own, data)
+            trained = {name: tensor + 1e6 for name, tensor in outcome.tensors[MODEL].items()}
+            next(iter(trained.values())).view(-1)[0] = broken
+            return replace(outcome, tensors={MODEL: trained}), None
+
+    class BrokenMethod(FedPMT):
+        def local(self) -> LocalWork[None]:
+            return Broken()
+
+    _, quiet = worked(BrokenMethod(), clip=0.5, noise=0.0)
+    assert torch.equal(quiet, torch.zeros_like(quiet))
+    _, noisy = worked(BrokenMethod(), clip=0.5, noise=2.0)
+    assert float(noisy.std()) == pytest.approx(1.0, abs=5 / math.sqrt(2 * len(noisy)))

@@ -5,8 +5,8 @@ What leaves the device is, with Δ = w_k - w over all trained entries together,
     w + Δ min(1, C / ‖Δ‖) + N(0, (z C)² I)
 
 so that whatever data the device holds moves the mean of its reply by at most 2 C: the Gaussian mechanism, for the
-device's whole data set. Its loss does not travel. Its number of samples, its part and its time do, and are not
-protected.
+device's whole data set. Where training has left the finite numbers, Δ is taken to be zero. Its loss does not travel.
+Its number of samples, its part and its time do, and are not protected.
 """
 
 from __future__ import annotations
@@ -98,6 +98,9 @@ class PrivateWork(LocalWork[Any]):
         sent, trained = received(run.task, run.part, structure), outcome.tensors[MODEL]
         changes = {name: tensor - sent[name] for name, tensor in trained.items()}  # Δ
         norm = math.sqrt(sum(float(change.double().square().sum()) for change in changes.values()))
+        if not math.isfinite(norm):
+            # No clip holds what is not a number: noise alone leaves the device.
+            changes, norm = {name: torch.zeros_like(change) for name, change in changes.items()}, 0.0
         share = min(1.0, self.clip / norm) if norm else 1.0
         noisy = {
             name: sent[name] + (share * change + self.drawn(run, change)) for name, change in changes.items()
