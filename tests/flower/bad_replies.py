@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,6 +57,16 @@ def data(change: Callable[[bytes], bytes]) -> Callable[[RecordDict], None]:
     return apply
 
 
+EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
+"""What NumPy reads as a file of arrays, and no array."""
+
+
+def endless(true: bytes) -> bytes:
+    """A header of more numbers than there are."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},)}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+
+
 def filled(value: float) -> Callable[[RecordDict], None]:
     return values(lambda array: np.full_like(array, value))
 
@@ -83,6 +94,10 @@ def metrics(found: Mapping[str, float]) -> Callable[[RecordDict], None]:
         records["metrics"] = MetricRecord(dict(found))
 
     return apply
+
+
+def more_metrics(records: RecordDict) -> None:
+    records["diary"] = MetricRecord({"day": 1})
 
 
 def nothing(records: RecordDict) -> None:
@@ -118,6 +133,16 @@ KINDS: list[tuple[Callable[[RecordDict], None], str]] = [
     (data(lambda true: Array(np.zeros(3, np.float64)).data), "is not what its header says"),
     (data(lambda true: true + bytes(10_000)), "bytes, where"),
     (data(lambda true: b"\x80\x04garbage"), "model cannot be read"),
+    (data(lambda true: b"PK\x03\x04junk"), "model cannot be read: BadZipFile"),
+    (data(lambda true: EMPTY_ZIP), "model cannot be read"),
+    (data(endless), "model cannot be read"),
+    (said(scalars=f'{{"a": 1{"0" * 400}}}'), "it cannot be read: OverflowError"),
+    (said(scalars="[" * 9999), "it cannot be read: RecursionError"),
+    (said(seconds=1.79e308), "its training time '1.79e+308'"),
+    (said(label="x" * 10**6), "it trained 'xxxx"),
+    (said(label="\x1b[2Jall is well"), r"it trained '\x1b[2Jall is well'"),
+    (said(diary="much"), "what it says with diary"),
+    (more_metrics, "metric records with diary"),
     (metrics({}), "metrics without train_loss"),
     (metrics({"train_loss": math.nan}), "metric 'train_loss' is not a finite number"),
     (nothing, "config records without reply"),

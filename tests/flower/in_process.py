@@ -149,6 +149,7 @@ def deploy(
     tamper: Callable[[Message, Message], Message | None] | None = None,
     apps: tuple[ServerApp, ClientApp] | None = None,
     nodes: dict[int, dict[str, Any]] | None = None,
+    kind: type[InProcessGrid] = InProcessGrid,
     **deployment: Any,
 ) -> tuple[RunRecord, InProcessGrid]:
     """A whole run over nodes in this process."""
@@ -158,7 +159,7 @@ def deploy(
         out=str(folder / "run"), state_dir=str(folder / "nodes"), wait_seconds=0.01, **deployment
     )
     config = write_config(settings, own)
-    grid = InProcessGrid(client, config, nodes or nodes_of(settings.devices), tamper)
+    grid = kind(client, config, nodes or nodes_of(settings.devices), tamper)
     start(server, grid, config)
     return read_run(folder / "run"), grid
 

@@ -8,16 +8,20 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 from in_process import READ_ONCE, InProcessGrid, deploy, nodes_of, start
+from torch import nn
 
 from fedpmt import api
 from fedpmt.cli.main import program
 from fedpmt.data import embedded
+from fedpmt.flower import apps, node_problem
 from fedpmt.flower.client import folder_of, spend
-from fedpmt.flower.deployment import read_config, write_config
-from fedpmt.flower.factory import run_name
+from fedpmt.flower.deployment import Deployment, read_config, write_config
+from fedpmt.flower.kept import begin
 from fedpmt.flower.loopback import node_configs
 from fedpmt.records import read_run
 from fedpmt.types import SettingError
@@ -118,8 +122,8 @@ def test_each_node_has_a_folder_and_a_speed_of_its_own(tmp_path: Path) -> None:
 def test_a_run_has_one_name_that_nodes_take(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name if name != ".." else tmp_path
     folder.mkdir(exist_ok=True)
-    first = run_name(folder)
-    assert first == run_name(folder)
+    first = begin(folder, Deployment()).run
+    assert first == begin(folder, Deployment()).run
     context = Context(1, 2, {"partition-id": 0, "state-dir": str(tmp_path / "own")}, RecordDict(), {})
     assert folder_of(first, context, "") == tmp_path / "own" / first
 
@@ -214,3 +218,30 @@ def test_private_noise_is_the_devices_own_and_its_replies_are_counted(tmp_path: 
     spend(tmp_path / "other", 1)
     with pytest.raises(SettingError, match="has sent the 1 replies"):
         spend(tmp_path / "other", 1)
+
+
+def normed(settings: Any) -> Any:
+    """A user's own model with BatchNorm, and data that only the nodes have."""
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(40, 4)).astype(np.float32), np.arange(40) % 2
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    return node_problem(
+        settings, net, test=(inputs, targets), shard=lambda device: (inputs[:20], targets[:20])
+    )
+
+
+@pytest.mark.parametrize("method", ["heterofl", "fedrolex", "ist"])
+def test_statistics_that_only_nodes_could_find_are_refused_before_anything_runs(
+    method: str, tmp_path: Path
+) -> None:
+    given = {**TWO_NODES, "method": method, "rounds": 1}
+    with pytest.raises(
+        SettingError, match=rf"{method}.norm = 'static' is refused: .*set {method}.norm=averaged"
+    ):
+        deploy(tmp_path / "static", given, apps=apps(normed))
+    assert not (tmp_path / "static").exists()
+    run, _ = deploy(tmp_path / "averaged", {**given, "options": {"norm": "averaged"}}, apps=apps(normed))
+    assert [one.outcome for one in run.rounds[0].devices] == ["arrived"] * 2
+    assert run.result is not None
+    assert run.result.accuracy is not None

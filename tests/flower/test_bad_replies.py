@@ -48,6 +48,8 @@ def test_each_bad_reply_is_refused_and_its_round_completes_without_it(tmp_path: 
         assert [one.outcome for one in step.devices] == ["arrived", "refused", "refused", "refused"]
         for one in step.devices[1:]:
             assert kind(one.device, step.round - 1)[1] in one.reason, (step.round, one)
+            assert len(one.reason) <= 300
+            assert one.reason.isprintable()
             assert one.bytes_up == 0
     without, _ = deploy(tmp_path / "without", settings, silent)
     assert digest(deployed) == digest(without)
@@ -144,3 +146,24 @@ def test_nodes_that_are_not_there_are_not_drawn(tmp_path: Path) -> None:
     nodes = {node: config for node, config in nodes_of(NODES).items() if config["partition-id"] != 1}
     deployed, _ = deploy(tmp_path, {**RUN, "rounds": 2}, nodes=nodes)
     assert [[one.device for one in step.devices] for step in deployed.rounds] == [[0, 2, 3], [0, 2, 3]]
+
+
+def test_a_node_that_was_started_anew_with_other_data_is_heard_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster, "ANSWER_SECONDS", 1e-9)
+    trained: list[str] = []
+
+    def restarted(question: Message, answer: Message) -> Message:
+        kind = question.metadata.message_type
+        record = answer.content.config_records["reply" if kind == "train" else "node"]
+        if record["device"] == 1 and (kind == "train" or trained):
+            trained.append(kind)
+            record["samples"] = 30
+        return answer
+
+    first, second = deploy(tmp_path, {**RUN, "rounds": 2}, restarted)[0].rounds
+    assert [one.outcome for one in first.devices] == ["arrived", "refused", "arrived", "arrived"]
+    assert first.devices[1].reason == "it trained on 30 samples, not 20"
+    assert [one.outcome for one in second.devices] == ["arrived"] * 4
+    assert second.devices[1].samples == 30

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 import torch
+from bad_replies import EMPTY_ZIP
 from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord
-from in_process import deploy, nodes_of
+from in_process import InProcessGrid, deploy, nodes_of
 from secagg_run import NARROW, PARTS, RUN, WIDE, assert_close, model_of
+from torch import nn
 
 from fedpmt import api
 from fedpmt.cli.main import program
-from fedpmt.flower import sealed
+from fedpmt.flower import apps, node_problem, sealed, strategy
 from fedpmt.flower.app_folder import read_app
-from fedpmt.flower.factory import run_name
+from fedpmt.flower.layer_vector import Cover, read_cover
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.methods.base import Round
 from fedpmt.methods.registry import METHODS, method_class
@@ -28,12 +30,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flwr.app import RecordDict
-    from in_process import InProcessGrid
     from torch import Tensor
 
     from fedpmt.records import RunRecord
 
     Tamper = Callable[[Message, Message], Message | None]
+
+OWN_CHOICE: dict[str, Any] = {"splitting": "device", "options": {"weight": "uniform"}}
+"""Option II, with weights that tell nothing."""
 
 
 def device_of(question: Message) -> int:
@@ -90,10 +94,25 @@ def test_the_sum_is_the_plain_mean_of_each_layer(tmp_path: Path) -> None:
     assert all(set(one.array_records) == {"masked"} and not one.metric_records for one in sent)
 
 
+def unequal(settings: Any) -> Any:
+    """A small net of three layers; device k holds 8 + 4 k samples."""
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(40, 4)).astype(np.float32), np.arange(40) % 2
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def shard(device: int) -> tuple[np.ndarray, np.ndarray]:
+        mine = slice(4 * device, 8 * device + 8)
+        return inputs[mine], targets[mine]
+
+    return node_problem(settings, net, test=(inputs, targets), shard=shard)
+
+
 def test_devices_of_unequal_weight_and_several_rounds(tmp_path: Path) -> None:
-    given = {**RUN, "rounds": 3, "partition": "dirichlet:1"}
-    deploy(tmp_path / "plain", given)
-    secure, _ = deploy(tmp_path / "secure", given, secagg=True)
+    given = {**RUN, "rounds": 3, "widths": 3}
+    deploy(tmp_path / "plain", given, apps=apps(unequal))
+    secure, _ = deploy(tmp_path / "secure", given, apps=apps(unequal), secagg=True)
+    assert [one.samples for one in secure.rounds[0].devices] == [8, 12, 16, 20]
     assert all(outcomes(secure, number) == ["arrived"] * 4 for number in range(3))
     plain = model_of(tmp_path / "plain")
     for name, tensor in model_of(tmp_path / "secure").items():
@@ -167,6 +186,9 @@ def test_with_too_few_shares_nothing_is_opened_and_the_model_stays(tmp_path: Pat
     secure, _ = deploy(tmp_path / "secure", RUN, failing([0, 1], "train.open"), secagg=True)
     assert outcomes(secure) == ["failed"] * 4
     assert all("are left, 3 are needed" in one.reason for one in secure.rounds[0].devices)
+    # Nobody knows what is in a sum that was not opened.
+    assert set(secure.rounds[0].layers.values()) == {0}
+    assert "layers_held_back" not in secure.rounds[0].metrics
     ours, before = model_of(tmp_path / "secure"), untrained(tmp_path)
     assert all(torch.equal(ours[name], tensor) for name, tensor in before.items())
 
@@ -180,7 +202,7 @@ def test_a_round_with_too_few_devices_goes_by(tmp_path: Path) -> None:
 
 
 def test_with_option_two_nobody_learns_who_trained_what(tmp_path: Path) -> None:
-    given = {**RUN, "splitting": "device"}
+    given = {**RUN, **OWN_CHOICE}
     speeds = {
         node: {**config, "speed": 1.0 if config["partition-id"] in WIDE else 0.5}
         for node, config in nodes_of(4).items()
@@ -203,7 +225,7 @@ def test_with_option_two_nobody_learns_who_trained_what(tmp_path: Path) -> None:
 
 
 def test_with_option_two_a_layer_of_one_device_stays_shut(tmp_path: Path) -> None:
-    given = {**RUN, "splitting": "device"}
+    given = {**RUN, **OWN_CHOICE}
     speeds = {
         node: {**config, "speed": 1.0 if config["partition-id"] == WIDE[0] else 0.5}
         for node, config in nodes_of(4).items()
@@ -215,6 +237,89 @@ def test_with_option_two_a_layer_of_one_device_stays_shut(tmp_path: Path) -> Non
     ours, before = model_of(tmp_path / "secure"), untrained(tmp_path)
     first, second, *_ = layers_of()
     assert all(torch.equal(ours[name], before[name]) for name in (*first, *second))
+
+
+def test_with_option_two_weights_do_not_tell_who_trained_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices hold unequal counts, which the server knows; the weights of a layer that it opens are one for each."""
+    opened: list[Cover] = []
+
+    def noting(words: Any) -> Cover:
+        opened.append(read_cover(words))
+        return opened[-1]
+
+    monkeypatch.setattr(sealed, "read_cover", noting)
+    given = {**RUN, **OWN_CHOICE, "widths": 3}
+    plainly, _ = deploy(tmp_path / "plain", given, apps=apps(unequal))
+    secure, _ = deploy(tmp_path / "secure", given, apps=apps(unequal), secagg=True)
+    assert [one.samples for one in secure.rounds[0].devices] == [8, 12, 16, 20]
+    assert len({one.part for one in plainly.rounds[0].devices}) > 1
+    assert len(opened) == 2
+    assert all((cover.weights == cover.counts).all() for cover in opened)
+    plain = model_of(tmp_path / "plain")
+    for name, tensor in model_of(tmp_path / "secure").items():
+        torch.testing.assert_close(tensor, plain[name], atol=1e-6, rtol=1e-5)
+
+
+class Clock:
+    """Time as the test tells it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def timed(clock: Clock, answer_seconds: float = 8.0) -> type[InProcessGrid]:
+    """Nodes need a while for each answer, and whoever is silent is waited for to the end."""
+
+    class Timed(InProcessGrid):
+        def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+            asked = list(messages)
+            assert timeout is not None
+            if timeout < answer_seconds:
+                clock.now += timeout if asked else 0.0
+                return []
+            replies = super().send_and_receive(asked, timeout=timeout)
+            clock.now += 0.0 if not asked else answer_seconds if len(replies) == len(asked) else timeout
+            return replies
+
+    return Timed
+
+
+def test_one_silent_node_does_not_cost_the_others_their_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(question: Message, answer: Message) -> Message | None:
+        lost = question.metadata.message_type == "train.keys" and device_of(question) == NARROW[0]
+        return None if lost else answer
+
+    clock = Clock()
+    monkeypatch.setattr(strategy, "time", clock)
+    given = {**RUN, "deadline": 60.0, "full_seconds": 60.0}
+    secure, _ = deploy(tmp_path, given, silent, kind=timed(clock), secagg=True)
+    assert outcomes(secure) == ["arrived", "late", "arrived", "arrived"]
+    assert secure.rounds[0].devices[1].reason == "no reply within 15 seconds"
+    assert clock.now < 60.0 + 8.0
+
+
+def test_a_round_whose_time_is_over_before_the_tasks_go_out_asks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+
+    def slow(question: Message, answer: Message) -> Message:
+        clock.now += 20.0 if question.metadata.message_type == "train.shares" else 0.0
+        return answer
+
+    monkeypatch.setattr(strategy, "time", clock)
+    given = {**RUN, "deadline": 60.0, "full_seconds": 60.0}
+    secure, grid = deploy(tmp_path, given, slow, kind=timed(clock), secagg=True)
+    assert outcomes(secure) == ["late"] * 4
+    assert {one.reason for one in secure.rounds[0].devices} == {"no time left for training"}
+    assert not [one for one in grid.traffic if one.kind == "train"]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
@@ -259,6 +364,12 @@ def retyped(records: RecordDict) -> None:
     arrays["5"] = Array(arrays["5"].numpy().astype(np.float32))
 
 
+def archive(records: RecordDict) -> None:
+    arrays = records.array_records["masked"]
+    true = arrays["5"]
+    arrays["5"] = Array(true.dtype, true.shape, true.stype, EMPTY_ZIP)
+
+
 def truncated(records: RecordDict) -> None:
     arrays = records.array_records["masked"]
     true = arrays["5"]
@@ -287,6 +398,7 @@ def garbage(records: RecordDict) -> None:
         (other_group(Array(np.zeros(10**6, np.uint32))), "bytes, where"),
         (truncated, "masked '5' is not what its header says"),
         (garbage, "masked cannot be read"),
+        (archive, "masked is not an array"),
     ],
 )
 def test_a_bad_masked_reply_is_refused_and_the_sum_is_of_the_others(
@@ -352,6 +464,11 @@ REFUSED += [
     (["--min-devices", "1"], "min-devices = '1' is refused: input should be greater than or equal to 2"),
     (["--min-devices", "6"], "cohort = 5 is refused with secagg: min-devices = 6"),
     (["--secagg-range", "inf"], "secagg-range = 'inf' is refused"),
+    (
+        ["--splitting", "device"],
+        "splitting = 'device' is refused with secagg: weights by samples would show who trained which layer "
+        "(set fedpmt.weight=uniform)",
+    ),
     (["--budget", "upload"], "budget = 'upload' is refused with secagg: every upload is as long as"),
 ]
 
@@ -401,10 +518,3 @@ def test_a_settings_file_and_a_resume_keep_it(tmp_path: Path) -> None:
     assert program(["deploy", "--write-only", "--out", str(out), "--resume"]) == 0
     found = read_app(out / "app")
     assert (found["secagg"], found["min_devices"], found["secagg_range"]) == (True, 3, 2.0)
-
-
-def test_a_run_that_was_begun_with_it_is_not_resumed_without(tmp_path: Path) -> None:
-    name = run_name(tmp_path, secagg=True)
-    assert run_name(tmp_path, secagg=True) == name
-    with pytest.raises(SettingError, match="secagg = false is refused: this run was begun with it"):
-        run_name(tmp_path)

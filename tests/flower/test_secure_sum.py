@@ -7,7 +7,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import given, settings
@@ -185,6 +187,48 @@ def test_an_error_of_a_node_is_its_own() -> None:
     secure = summed(grid_of([1, 2, 3, 4], failing))
     assert secure.lost == {2: ("failed", "error 2: out of memory")}
     assert secure.members == {1, 3, 4}
+
+
+def said_elsewhere(question: Message, answer: Message) -> Message:
+    """The name is right, and what it names is a record of another kind."""
+    answer.content[SECURE] = MetricRecord({})
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["train.keys", "train.shares", "train.open"])
+def test_an_answer_that_cannot_be_read_ends_nothing(kind: str) -> None:
+    def wrong(question: Message, answer: Message) -> Message:
+        bad = question.metadata.message_type == kind and question.metadata.dst_node_id == 2
+        return said_elsewhere(question, answer) if bad else answer
+
+    grid = grid_of([1, 2, 3, 4], wrong)
+    secure = summed(grid)
+    opened = secure.open(grid, [1], 5.0)[1]
+    there = (1, 2, 3, 4) if kind == "train.open" else (1, 3, 4)
+    assert np.array_equal(opened, sum(vector_of(node)[1] for node in there))
+    lost = {} if kind == "train.open" else {2: ("refused", "its answer cannot be read: KeyError: 'secagg'")}
+    assert secure.lost == lost
+
+
+def test_shares_of_something_that_is_no_key_are_found_out() -> None:
+    """Those who are left make up shares of a key under a password: reading it is an error of another kind."""
+    password = serialization.BestAvailableEncryption(b"word")
+    key = ec.generate_private_key(ec.SECP384R1())
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    shares = dict(zip((1, 2, 3, 4), masks.shares(key.private_bytes(*form, password), 4), strict=True))
+
+    def wrong(question: Message, answer: Message) -> Message | None:
+        node, kind = question.metadata.dst_node_id, question.metadata.message_type
+        if kind == "train" and node == 2:
+            return None
+        if kind == "train.open":
+            said = answer.content.config_records[SECURE]
+            answer.content[SECURE] = ConfigRecord({**said, "keys": [shares[node]]})
+        return answer
+
+    grid = grid_of([1, 2, 3, 4], wrong)
+    with pytest.raises(SumError, match="the shares of node 2's key do not fit together"):
+        summed(grid).open(grid, [1], 5.0)
 
 
 def asked_again(said: dict[str, Any], *, opened: bool = True) -> tuple[RecordDict, Context]:

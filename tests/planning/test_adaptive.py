@@ -8,7 +8,7 @@ import pytest
 
 from fedpmt import api
 from fedpmt.devices.fleet import Device, drifted
-from fedpmt.planning.adaptive import fitted
+from fedpmt.planning.adaptive import believed, fitted
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -109,3 +109,13 @@ def test_a_resume_remembers_what_was_measured(tmp_path: Path) -> None:
 def test_settings_that_cannot_be(given: dict[str, Any], reason: str) -> None:
     with pytest.raises(SettingError, match=reason):
         api.settings_of(given)
+
+
+@pytest.mark.parametrize("late", [None, 120.0])
+@pytest.mark.parametrize("seconds", [5e-324, 1.0, 1.79e308])
+def test_speeds_stay_numbers_to_plan_with_whatever_seconds_are_reported(
+    seconds: float, late: float | None
+) -> None:
+    speed = fitted(1.0, 10.0 / believed(seconds, late), 1.0)
+    assert 1e-9 < speed < 1e9
+    assert believed(1.0, late) == 1.0

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedpmt.flower.answers import RefusedError
+from fedpmt.flower.answers import RefusedError, reading
 from fedpmt.flower.wire import MASKED, METRICS, REPLY, array_bytes, npy_bytes, tensors
-from fedpmt.training.local import received
+from fedpmt.planning.adaptive import LONGEST
+from fedpmt.simulation.schedule import local_settings
+from fedpmt.training.local import Reach, received
 from fedpmt.training.messages import Reply
 from fedpmt.types import MODEL
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from fedpmt.flower.fixed_point import Words
     from fedpmt.flower.wire import Order
     from fedpmt.models.structure import Structure
+    from fedpmt.simulation.loop import Federation
     from fedpmt.submodel.part import Part
     from fedpmt.training.local import LocalWork
     from fedpmt.types import Payload, Tensors
@@ -36,23 +39,33 @@ SCALARS_LENGTH = 10_000
 class Inspector:
     """Everything that a reply is held against."""
 
-    structure: Structure
-    work: LocalWork[Any]
+    federation: Federation
     update_limit: float  # of ‖w_k - w‖ / ‖w‖, w all that was sent
+
+    @property
+    def structure(self) -> Structure:
+        """The model's."""
+        return self.federation.problem.model.structure
+
+    @property
+    def work(self) -> LocalWork[Any]:
+        """What devices do."""
+        return self.federation.work
 
     def read(self, records: RecordDict, order: Order, samples: int) -> Reply:
         """The reply to an order, or a refusal. `samples` is what the node said that it holds."""
         said = _said(records, order, samples)
+        _same("what it says", said, dict.fromkeys((*MASKED_SAID, *OPENLY, SCALARS)))
         part, seconds = _part(said, order), _seconds(said)
         payload = self._payload(records, order, part)
-        self._bound(payload[MODEL], order, part)
+        self._bound(payload, order, part, samples)
         return Reply(
             order.device,
             order.round,
             part,
             samples,
             payload,
-            _scalars(said.get("scalars")),
+            _scalars(said[SCALARS]),
             self._metrics(records),
             seconds,
         )
@@ -86,16 +99,24 @@ class Inspector:
                 )
         return found
 
-    def _bound(self, trained: Tensors, order: Order, part: Part) -> None:
-        """‖w_k - w‖ over what was trained, against the norm of all that was sent."""
-        before = received(order.task, part, self.structure)
-        moved = _norm([trained[name].double() - before[name].double() for name in trained])
-        limit = self.update_limit * max(
-            1.0, _norm([tensor.double() for tensor in order.task.tensors[MODEL].values()])
-        )
+    def _bound(self, payload: Payload, order: Order, part: Part, samples: int) -> None:
+        """‖w_k - w‖ over what was trained, against the norm of all that was sent; and what comes beside it."""
+        sent = order.task.tensors
+        limit = self.update_limit * max(1.0, _norm(sent[MODEL]))
+        moved = _norm(_less(payload[MODEL], received(order.task, part, self.structure)))
         _must(moved <= limit, f"its update has norm {moved:.4g}, above the limit {limit:.4g}")
+        federation = self.federation
+        steps = round(federation.steps(samples) * federation.share(order.task, samples))
+        local = local_settings(federation.settings, order.round)
+        bounds = self.work.bounds(order.task, Reach(limit, local, steps, samples, order.round + 1))
+        for group in sorted(set(payload) - {MODEL}):
+            # Of a group without a bound of its own, what counts is how far it is from what was sent, as of weights.
+            most = bounds.get(group, limit)
+            size = _norm(payload[group] if group in bounds else _less(payload[group], sent.get(group, {})))
+            _must(size <= most, f"its {group} has norm {size:.4g}, above the limit {most:.4g}")
 
     def _metrics(self, records: RecordDict) -> dict[str, float]:
+        _same("metric records", {METRICS: None, **records.metric_records}, {METRICS: None})
         found: Mapping[str, Any] = records.metric_records.get(METRICS, {})
         _same("metrics", found, dict.fromkeys(self.work.measures))
         for name, value in found.items():
@@ -136,6 +157,7 @@ class MaskedInspector:
 
 MASKED_SAID = ("run", "round", "device", "samples")
 OPENLY = ("part", "label", "seconds")
+SCALARS = "scalars"
 
 
 def _said(records: RecordDict, order: Order, samples: int) -> Mapping[str, Any]:
@@ -149,7 +171,10 @@ def _said(records: RecordDict, order: Order, samples: int) -> Mapping[str, Any]:
 
 def _seconds(said: Mapping[str, Any]) -> float:
     seconds: Any = said.get("seconds")
-    _must(_number(seconds) and seconds >= 0, f"its training time '{seconds}' is not a number of seconds")
+    _must(
+        _number(seconds) and 0 <= seconds <= LONGEST,
+        f"its training time '{seconds}' is not a number of seconds",
+    )
     return float(seconds)
 
 
@@ -178,17 +203,14 @@ def _fits(label: str, array: Array, shape: tuple[int, ...], kind: torch.dtype) -
 
 
 def _read(group: str, arrays: Mapping[str, Array]) -> Tensors:
-    try:
+    with reading(group):
         return tensors(arrays)
-    except (ValueError, TypeError, EOFError, OSError, MemoryError) as error:
-        raise RefusedError(f"{group} cannot be read: {' '.join(str(error).split())[:200]}") from error
 
 
 def _read_words(array: Array) -> Words:
-    try:
+    with reading(MASKED):
         found: Words = array.numpy()
-    except (ValueError, TypeError, EOFError, OSError, MemoryError) as error:
-        raise RefusedError(f"masked cannot be read: {' '.join(str(error).split())[:200]}") from error
+    _must(isinstance(found, np.ndarray), f"{MASKED} is not an array")
     return found
 
 
@@ -204,8 +226,14 @@ def _scalars(text: object) -> dict[str, Any]:
     return dict(found)
 
 
-def _norm(parts: list[torch.Tensor]) -> float:
-    return math.sqrt(sum(float(part.square().sum()) for part in parts))
+def _less(found: Tensors, before: Tensors) -> Tensors:
+    return {
+        name: one.double() - before[name].double() if name in before else one for name, one in found.items()
+    }
+
+
+def _norm(found: Tensors) -> float:
+    return math.sqrt(sum(float(one.double().square().sum()) for one in found.values()))
 
 
 def _number(value: object) -> bool:

@@ -19,8 +19,15 @@ from typing import TYPE_CHECKING, Any
 from fedpmt import records
 from fedpmt.api import method_of
 from fedpmt.devices.fleet import make_fleet
+from fedpmt.flower import kept
 from fedpmt.flower.app_folder import read_app, write_app
-from fedpmt.flower.deployment import deployment_of, refuse_simulated, refuse_uncarried, refuse_unsummed
+from fedpmt.flower.deployment import (
+    Deployment,
+    deployment_of,
+    refuse_simulated,
+    refuse_uncarried,
+    refuse_unsummed,
+)
 from fedpmt.flower.loopback import FINISHED, Loopback, node_configs
 from fedpmt.records import RunRecord, read_rounds, read_run
 from fedpmt.types import SettingError
@@ -70,13 +77,14 @@ class Places:
 def own_settings(
     places: Places, given: dict[str, Any], typed: dict[str, Any], *, resume: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The run's settings, and the deployment's own: typed, else from the settings file, else as it was begun."""
+    """The run's settings, and the deployment's own: typed, else from the settings file, else as the app has them."""
+    own = set(Deployment.model_fields) - {"out", "resume"}
     before: dict[str, Any] = {}
     if resume and (places.app / "pyproject.toml").exists():
-        before = {key: value for key, value in read_app(places.app).items() if key in typed}
-    of_file = {key: value for key, value in given.items() if key in typed}
+        before = {key: value for key, value in read_app(places.app).items() if key in own}
+    of_file = {key: value for key, value in given.items() if key in own}
     said = {key: value for key, value in typed.items() if value is not None}
-    return {key: value for key, value in given.items() if key not in typed}, {**before, **of_file, **said}
+    return {key: value for key, value in given.items() if key not in own}, {**before, **of_file, **said}
 
 
 def write(places: Places, settings: Settings, changes: dict[str, Any], *, resume: bool) -> None:
@@ -92,6 +100,7 @@ def write(places: Places, settings: Settings, changes: dict[str, Any], *, resume
         raise SettingError(
             f"out = '{places.folder}' already holds a run; continue it with --resume or name another folder"
         )
+    kept.read(places.run, deployment)
     write_app(places.app, settings, deployment)
 
 

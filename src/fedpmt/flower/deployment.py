@@ -96,6 +96,12 @@ def refuse_unsummed(method: Method[Any, Any], settings: Settings, deployment: De
         raise SettingError(
             f"method = '{name}' is refused with secagg: {why} (allowed: {', '.join(summed())})"
         )
+    if settings.splitting == "device" and getattr(method, "weight", "uniform") != "uniform":
+        # Σ a_k f_k of a layer is opened, and every a_k is known: with unequal ones it tells who trained the layer.
+        raise SettingError(
+            f"splitting = 'device' is refused with secagg: weights by samples would show who trained which layer "
+            f"(set {name}.weight=uniform)"
+        )
     if settings.cohort < deployment.min_devices:
         raise SettingError(
             f"cohort = {settings.cohort} is refused with secagg: min-devices = {deployment.min_devices}"

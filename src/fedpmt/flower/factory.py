@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
-import uuid
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -17,14 +14,14 @@ from flwr.serverapp import ServerApp
 
 from fedpmt import records
 from fedpmt.api import check, method_of, paper_problem_of
+from fedpmt.flower import kept as kept_facts
 from fedpmt.flower.client import Worker
 from fedpmt.flower.deployment import read_config, refuse_uncarried, refuse_unsummed
-from fedpmt.flower.node_data import HeardData
+from fedpmt.flower.node_data import HeardData, NodeData
 from fedpmt.flower.roster import Limits, Roster
 from fedpmt.flower.secure_node import KEYS, OPEN, SHARES, hand_out_shares, offer_keys, share_secrets
 from fedpmt.flower.strategy import MethodStrategy
 from fedpmt.flower.wire import NODE
-from fedpmt.records import write_atomically
 from fedpmt.simulation.assemble import assembled, plan
 from fedpmt.simulation.runner import Journal, exclusive, open_folder
 from fedpmt.types import SettingError
@@ -36,10 +33,10 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
     from fedpmt.flower.deployment import Deployment
+    from fedpmt.methods.base import Method
     from fedpmt.settings import Settings
     from fedpmt.simulation.problem import Problem
 
-RUN = "deployment.json"
 SECURE_ANSWERS = {KEYS: offer_keys, SHARES: share_secrets, OPEN: hand_out_shares}
 HOLD_SECONDS = 120.0
 CLAIM = 10
@@ -89,16 +86,14 @@ def serve(
     grid: Grid, settings: Settings, deployment: Deployment, make: Callable[[Settings], Problem], run_id: int
 ) -> None:
     """All rounds, or those that are missing, with a checkpoint after each."""
+    from fedpmt.flower.pulling import one_by_one  # it loads much of Flower, and nodes load this module
+
     check(settings)
     method = method_of(settings)
     refuse_uncarried(method, settings.method)
     refuse_unsummed(method, settings, deployment)
     # On a device's time a round's checkpoint costs nothing.
     settings = settings.model_copy(update={"checkpoint_seconds": 0.0})
-    folder = Path(deployment.out or f"fedpmt-{settings.method}-{run_id}").absolute()
-    open_folder(folder, settings, resume=deployment.resume)
-    if (folder / records.RESULT).exists():
-        return
     problem = make(settings)
     if method.needs_public and problem.data.public is None:
         raise SettingError(
@@ -106,25 +101,44 @@ def serve(
         )
     if problem.data.devices != settings.devices:
         raise SettingError(f"the data is spread over {problem.data.devices} devices, not {settings.devices}")
+    refuse_unseen(method, settings.method, problem)
+    folder = Path(deployment.out or f"fedpmt-{settings.method}-{run_id}").absolute()
+    open_folder(folder, settings, resume=deployment.resume)
+    if (folder / records.RESULT).exists():
+        return
     limit = deployment.sample_limit or CLAIM * settings.samples
     roster = Roster(Limits(settings.devices, limit, problem.data.classes, method.needs_labels))
     heard = replace(problem, data=HeardData(problem.data, roster))
+    grid, by_level = one_by_one(grid), settings.assign == "level"
     with held(folder), assembled(settings, heard, method, folder) as simulator:
-        roster.wait(grid, deployment.min_nodes or settings.devices, deployment.wait_seconds)
-        told = roster.fleet(simulator.fleet)
-        federation = replace(simulator, planner=plan(planned(settings, deployment), heard, told), fleet=told)
+        kept = kept_facts.begin(folder, deployment)
+        there = kept.devices or ()
+        wanted = len(there) or deployment.min_nodes or settings.devices
+        roster.wait(grid, wanted, deployment.wait_seconds, there)
+        told = roster.fleet(simulator.fleet, keep_levels=by_level)
+        planner = plan(planned(settings, deployment), heard, told)
+        if kept.devices is None:
+            facts = {"devices": tuple(roster.online()), "deadline": planner.deadline}
+            kept = kept_facts.keep(folder, kept.model_copy(update=facts))
+        elif kept.deadline is not None:
+            # Nodes that came later are known now, and would have changed it.
+            planner = replace(planner, deadline=kept.deadline)
+        federation = replace(simulator, planner=planner, fleet=told, replays=kept.starts - 1)
         with Journal(federation, folder) as journal:
-            strategy = MethodStrategy(
-                federation,
-                journal,
-                roster,
-                simulator.fleet,
-                run_name(folder, secagg=deployment.secagg),
-                deployment,
-            )
+            strategy = MethodStrategy(federation, journal, roster, simulator.fleet, kept.run, deployment)
             left = settings.rounds - journal.progress.rounds
             strategy.start(grid, ArrayRecord(), num_rounds=left, timeout=strategy.deadline)
         journal.finish()
+
+
+def refuse_unseen(method: Method[Any, Any], name: str, problem: Problem) -> None:
+    """Refuse what the server would need devices' samples for, where only the nodes have them."""
+    buffers = any(layer.buffers for layer in problem.model.structure.layers)
+    if buffers and method.finds_statistics and isinstance(problem.data, NodeData):
+        raise SettingError(
+            f"{name}.norm = 'static' is refused: BatchNorm statistics would be found on data that only the nodes "
+            f"have (set {name}.norm=averaged)"
+        )
 
 
 @contextmanager
@@ -154,19 +168,3 @@ def planned(settings: Settings, deployment: Deployment) -> Settings:
             "leaves nothing of it"
         )
     return settings.model_copy(update={"deadline": left})
-
-
-def run_name(folder: Path, *, secagg: bool = False) -> str:
-    """What this run is called on every node, the same after a resume and unlike any other."""
-    path = folder / RUN
-    if not path.exists():
-        # It becomes a folder's name on nodes, which take nothing but plain ones.
-        stem = re.sub(r"[^A-Za-z0-9]+", "-", folder.name).strip("-")[:60] or "run"
-        kept = {"run": f"{stem}-{uuid.uuid4().hex[:12]}", "secagg": secagg}
-        write_atomically(path, json.dumps(kept).encode())
-    found = json.loads(path.read_bytes())
-    if found.get("secagg", False) != secagg:
-        begun = "with" if not secagg else "without"
-        raise SettingError(f"secagg = {str(secagg).lower()} is refused: this run was begun {begun} it")
-    name: str = found["run"]
-    return name

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from fedpmt.types import Tensors
 
 STAGE_SECONDS = 120.0
-"""How long nodes have for keys, for shares and for the opening; Flower finds out within one minute who is gone."""
+"""How long nodes have for keys, for shares and for an opening, at most; Flower finds out within one minute who is gone.
+Openings come after the deadline, once all replies are in."""
 
 SUM = -1
 """The device that a sum comes from."""
@@ -91,7 +92,7 @@ class Sealed(Collector):
         self._sum = SecureSum(sizes(self.structure))
         there = list(able)
         if len(able) >= least:
-            self._sum.gather(grid, able, lambda: min(STAGE_SECONDS, seconds()))
+            self._sum.gather(grid, able, lambda: stage_seconds(seconds()))
             self._lost = {able[node].device.id: loss for node, loss in self._sum.lost.items()}
             there = sorted(self._sum.members)
         members = [able[node] for node in there]
@@ -167,10 +168,10 @@ class Sealed(Collector):
         else:
             cover = covered(self.structure, assigned)
         self._check(cover, [weight for _, weight in assigned])
-        self._cover = cover
         layers = [layer for layer, count in enumerate(cover.counts) if count >= self.deployment.min_devices]
         self._held_back = len(self.structure.layers) - len(layers)
         if not layers:
+            self._cover = cover
             return []
         sums = self._sum.open(grid, [COVER, *(1 + layer for layer in layers)], STAGE_SECONDS)
         if any((ours != theirs).any() for ours, theirs in zip(cover, read_cover(sums[COVER]), strict=True)):
@@ -179,6 +180,7 @@ class Sealed(Collector):
         self._bound(changes)
         trained = {name: self._moved(name, change) for name, change in changes.items()}
         total, part = sum(weight for _, weight in assigned), layers_part(self.structure, layers)
+        self._cover = cover  # only now is it known to be right
         return [Reply(SUM, good[0].round, part, total, {MODEL: trained})]
 
     def _moved(self, name: str, change: Tensor) -> Tensor:
@@ -212,6 +214,15 @@ class Sealed(Collector):
         counts = dict(zip(names, self._cover.counts.tolist(), strict=True))
         metrics = {**record.metrics, "layers_held_back": float(self._held_back)}
         return record.model_copy(update={"layers": counts, "metrics": metrics})
+
+
+def stage_seconds(left: float) -> float:
+    """How long a stage may take of what is left of the round: one silent node must not cost the others theirs.
+
+    >>> stage_seconds(60.0), stage_seconds(3600.0), stage_seconds(0.0)
+    (15.0, 120.0, 1.0)
+    """
+    return max(1.0, min(STAGE_SECONDS, left / 4))
 
 
 def _norm(tensors: Tensors) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedpmt.flower import masks
-from fedpmt.flower.answers import RefusedError, no_answer
+from fedpmt.flower.answers import RefusedError, no_answer, reading
 from fedpmt.flower.collect import SumError
 from fedpmt.flower.secure_node import KEYS, OPEN, SECURE, SHARES
 
@@ -132,10 +132,8 @@ class SecureSum:
                 said: Mapping[str, Any] = asked[holder].config_records[SECURE]
                 row = said["active"].index(node)
                 found.append(answers[holder][0][row * len(said["groups"]) + place])
-        seed = self._combined(node, found)
-        if masks.commitment(seed) != self._dealt[node].commitments[group]:
-            raise SumError(f"no sum: the shares of node {node}'s secret do not fit together")
-        return seed
+        committed = self._dealt[node].commitments[group]
+        return self._combined(node, "secret", found, lambda seed: masks.commitment(seed) == committed)
 
     def _key(self, node: int, asked: Mapping[int, RecordDict], answers: Mapping[int, Any]) -> bytes:
         """The key of one that has gone, from the shares of its neighbours."""
@@ -144,20 +142,18 @@ class SecureSum:
             if holder in answers:
                 said: Mapping[str, Any] = asked[holder].config_records[SECURE]
                 found.append(answers[holder][1][said["gone"].index(node)])
-        key = self._combined(node, found)
+        return self._combined(node, "key", found, lambda key: masks.public_half(key) == self._keys[node][0])
+
+    def _combined(self, node: int, what: str, found: list[bytes], right: Callable[[bytes], bool]) -> bytes:
+        """A node's secret from its shares. Whatever is wrong with what nodes gave, there is no sum and nothing ends."""
         try:
-            fits = masks.public_half(key) == self._keys[node][0]
-        except ValueError:
+            secret = masks.combined(found, len(self._around[node]))
+            fits = right(secret)
+        except Exception:
             fits = False
         if not fits:
-            raise SumError(f"no sum: the shares of node {node}'s key do not fit together")
-        return key
-
-    def _combined(self, node: int, found: list[bytes]) -> bytes:
-        try:
-            return masks.combined(found, len(self._around[node]))
-        except ValueError as error:
-            raise SumError(f"no sum: the shares of node {node}'s secret do not fit together") from error
+            raise SumError(f"no sum: the shares of node {node}'s {what} do not fit together")
+        return secret
 
     def _enough(self, node: int, there: Collection[int]) -> None:
         """Whether enough are there of those that hold a node's secrets."""
@@ -199,7 +195,8 @@ class SecureSum:
                 continue
             assert reply is not None
             try:
-                found[node] = read(node, self._said(reply))
+                with reading("its answer"):
+                    found[node] = read(node, self._said(reply))
             except RefusedError as error:
                 lost[node] = ("refused", str(error))
         if note:
@@ -207,10 +204,7 @@ class SecureSum:
         return found
 
     def _said(self, reply: Message) -> Mapping[str, Any]:
-        _must(
-            not reply.content.array_records and set(reply.content) == {SECURE},
-            "it says more than it was asked",
-        )
+        _must(set(reply.content) == {SECURE}, "it says more than it was asked")
         said: Mapping[str, Any] = reply.content.config_records[SECURE]
         _must(said.get("session") == self.session, "its answer belongs to another sum")
         return said

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
 
-from fedpmt.flower.answers import RefusedError, no_answer
+from fedpmt.flower.answers import RefusedError, no_answer, reading
 from fedpmt.flower.checks import Inspector
 from fedpmt.flower.collect import InClear, SumError
 from fedpmt.flower.wire import Order
@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 NO_DEADLINE = 3600.0
 """Seconds to wait for a round's replies where no deadline is set; a node that is lost is noticed within one minute."""
 
+TRAIN_SECONDS = 10.0
+"""With less than this left of a round, or than a quarter of a short one, no task is sent: Flower itself takes six to
+nine. Nor does a message live shorter: one whose time is over when it is pushed takes those beside it along."""
+
+NO_TIME = "no time left for training"
+
 
 class MethodStrategy(Strategy):
     """Any method on Flower. A round's tasks come from its `assign`, its replies go to its `aggregate`."""
@@ -53,8 +59,7 @@ class MethodStrategy(Strategy):
         self.deployment = deployment
         self.deadline = federation.settings.deadline or NO_DEADLINE
         self._fleet = fleet  # as the settings have it
-        work, structure = federation.work, federation.problem.model.structure
-        self._collector: Collector = InClear(Inspector(structure, work, deployment.update_limit))
+        self._collector: Collector = InClear(Inspector(federation, deployment.update_limit))
         if deployment.secagg:
             from fedpmt.flower.sealed import Sealed
 
@@ -81,24 +86,29 @@ class MethodStrategy(Strategy):
         wanted = self.deployment.min_devices if self.deployment.secagg else 1
         self.roster.wait(grid, wanted, self.deployment.wait_seconds)
         progress = self.journal.progress
-        federation = replace(self.federation, fleet=self.roster.fleet(self._fleet))
+        by_level = self.federation.settings.assign == "level"
+        fleet = self.roster.fleet(self._fleet, keep_levels=by_level)
+        federation = replace(self.federation, fleet=fleet)
         self._round = federation.round(progress)
         asked = federation.asked(progress, self._round, reachable=set(self.roster.online()))
         self._begun, self._grid = time.monotonic(), grid
         self._asked = self._collector.prepare(grid, asked, self._left)
         able = [one for one in self._asked if one.able and one.device.id not in self._collector.lost]
+        if self._left() < min(TRAIN_SECONDS, self.deadline / 4):
+            able = []
         messages = [self._message(one) for one in able]
         self._sent = {one.device.id: message.metadata for one, message in zip(able, messages, strict=True)}
         return messages
 
     def _left(self) -> float:
-        """Seconds of the round that are left; a message needs some."""
-        return max(1.0, self.deadline - (time.monotonic() - self._begun))
+        """Seconds of the round that are left."""
+        return max(0.0, self.deadline - (time.monotonic() - self._begun))
 
     def _message(self, one: Asked) -> Message:
         content = self._collector.write(self._order(one))
         node = self.roster.of(one.device.id).id
-        return Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=self._left())
+        ttl = max(TRAIN_SECONDS, self._left())
+        return Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=ttl)
 
     def _order(self, one: Asked) -> Order:
         return Order(
@@ -114,6 +124,9 @@ class MethodStrategy(Strategy):
         seconds = time.monotonic() - self._begun
         answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
         judged = [self._judge(one, self._answer(one, answers)) for one in self._asked]
+        for one, (outcome, _, _) in zip(self._asked, judged, strict=True):
+            if one.able and outcome in ("failed", "refused"):
+                self.roster.doubt(one.device.id)
         try:
             good = self._collector.replies(self._grid, [found for _, _, found in judged if found is not None])
         except SumError as error:
@@ -148,12 +161,15 @@ class MethodStrategy(Strategy):
         device = one.device.id
         if device in self._collector.lost:
             return *self._collector.lost[device], None
+        if device not in self._sent:
+            return "late", NO_TIME, None
         loss = no_answer(message, self.deadline, self._sent[device].dst_node_id)
         if loss is not None:
             return *loss, None
         assert message is not None
         try:
-            return "arrived", "", self._collector.read(message.content, self._order(one), one.samples)
+            with reading("it"):
+                return "arrived", "", self._collector.read(message.content, self._order(one), one.samples)
         except RefusedError as error:
             return "refused", str(error), None
 

@@ -170,6 +170,11 @@ class Method(ABC, Generic[S, D]):
         return False
 
     @property
+    def finds_statistics(self) -> bool:
+        """Whether its predictor's BatchNorm statistics are found on devices' data, which must be at hand for that."""
+        return False
+
+    @property
     def discloses(self) -> str:
         """What of a device's data the server gets to know beside its weights, in words; empty: nothing."""
         return "which classes it holds" if self.needs_labels else ""

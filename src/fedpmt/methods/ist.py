@@ -71,6 +71,10 @@ class IST(PartAveraging):
         """A part as it is trained: static BatchNorm sends no statistics back."""
         return without_buffers(structure, part) if self.norm == "static" else part
 
+    @property
+    def finds_statistics(self) -> bool:
+        return self.norm == "static"
+
     def action(self, resource: Resource) -> Action:
         return "device"
 
@@ -81,7 +85,7 @@ class IST(PartAveraging):
         return ScaledWork("outputs") if self.scaling else LocalWork()
 
     def predictor(self, state: Averaged) -> Predictor:
-        return replace(super().predictor(state), statistics="data" if self.norm == "static" else "stored")
+        return replace(super().predictor(state), statistics="data" if self.finds_statistics else "stored")
 
     def neutral(self) -> Self:
         return replace(self, subnets=1, norm="averaged")

@@ -65,6 +65,10 @@ class SliceAveraging(PartAveraging):
         among = HALVING if self.rates == "halving" else None
         return rate_within(lambda rate: fits(self.slice(state, rate, round)), among)
 
+    @property
+    def finds_statistics(self) -> bool:
+        return self.norm == "static"
+
     def action(self, resource: Resource) -> Action:
         return "device" if self.rate is None else "none"
 
@@ -102,7 +106,7 @@ class SliceAveraging(PartAveraging):
         return ScaledWork("rate" if self.scaler else None, self.masked, self.clip)
 
     def predictor(self, state: Averaged) -> Predictor:
-        return replace(super().predictor(state), statistics="data" if self.norm == "static" else "stored")
+        return replace(super().predictor(state), statistics="data" if self.finds_statistics else "stored")
 
     def neutral(self) -> Self:
         return replace(self, weight="samples", rate=1.0, masked=False, clip=None, norm="averaged")

@@ -5,6 +5,18 @@ from __future__ import annotations
 LATE = 2.0
 """Of a device that did not answer in time no more is known; it is taken to have needed twice the deadline."""
 
+SHORTEST, LONGEST = 1e-6, 1e9
+"""Seconds of training that are believed; beyond them a speed would be no number to plan with."""
+
+
+def believed(seconds: float, late: float | None) -> float:
+    """Seconds as they count: of one that arrived no more than of one that did not.
+
+    >>> believed(30.0, late=120.0), believed(1e300, late=120.0), believed(1e300, late=None), believed(1e-300, late=None)
+    (30.0, 120.0, 1000000000.0, 1e-06)
+    """
+    return max(SHORTEST, min(seconds, LONGEST if late is None else late))
+
 
 def fitted(before: float, observed: float, weight: float) -> float:
     """κ after one more measurement, the newest with this weight, so that drift is followed.

@@ -12,7 +12,7 @@ import torch
 
 from fedpmt.devices.fleet import drifted
 from fedpmt.methods.base import Prototype, Round, Server, Setup
-from fedpmt.planning.adaptive import LATE, fitted
+from fedpmt.planning.adaptive import LATE, believed, fitted
 from fedpmt.records import DeviceRecord, RoundRecord
 from fedpmt.seeds import Seeds
 from fedpmt.settings import parse_drift
@@ -102,6 +102,7 @@ class Federation:
     planner: Planner
     executor: Executor
     store: DeviceStore
+    replays: int = 0  # rounds, at most, that real devices have answered twice
 
     def start(self) -> Progress:
         """Before the first round."""
@@ -172,13 +173,14 @@ class Federation:
         return progress, record
 
     def privacy(self, progress: Progress) -> dict[str, float]:
-        """ε so far, of a device that was in every round; none where nothing is promised."""
+        """ε so far, of a device that was in every round and in every replay; none where nothing is promised."""
         from fedpmt.training.private import epsilon
 
         settings = self.settings
         if settings.dp_clip is None or settings.dp_noise == 0:
             return {}
-        return {"epsilon": epsilon(settings.dp_noise, progress.rounds, settings.dp_delta)}
+        releases = min(settings.rounds, progress.rounds + self.replays)
+        return {"epsilon": epsilon(settings.dp_noise, releases, settings.dp_delta)}
 
     def settle(self, progress: Progress, round_: Round) -> tuple[list[Asked], Verdict]:
         """Who is asked for what, and what becomes of it on the clock: known before anybody trains."""
@@ -299,6 +301,7 @@ class Federation:
             late = LATE * (self.settings.deadline or one.seconds)
             seconds = late if outcome == "late" else one.seconds - one.transfer
             if work > 0 and seconds > 0:
+                seconds = believed(seconds, late if self.settings.deadline else None)
                 before = speeds.get(one.device.id, float(self.fleet.speeds[one.device.id]))
                 speeds[one.device.id] = fitted(before, work / seconds, self.settings.speed_weight)
         return speeds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedpmt.complexity.cost import FLOAT_BYTES
-from fedpmt.training.local import LocalWork, Outcome, Pull, Rng, Run, Site
+from fedpmt.training.local import LocalWork, Outcome, Pull, Reach, Rng, Run, Site
 from fedpmt.types import MODEL, Examples
 
 if TYPE_CHECKING:
@@ -121,6 +122,16 @@ class ControlledWork(LocalWork[Control]):
     def upload(self, part: Part, structure: Structure) -> dict[str, Shapes]:
         variates = {name: structure.shapes[name] for name in structure.parameters}
         return {**super().upload(part, structure), CONTROL: variates}
+
+    def bounds(self, task: Task, reach: Reach) -> Mapping[str, float]:
+        """Of Δc_i: that of (x - y) / (K η) - c, or of the two gradients that Option I takes from each other."""
+        if self.option == "I":
+            return {CONTROL: 2 * reach.gradient}
+        distance = effective_steps(reach.steps, reach.settings.momentum) * reach.settings.learning_rate
+        if self.option == "none" or distance == 0:
+            return {CONTROL: 0.0}
+        before = math.sqrt(sum(float(one.double().square().sum()) for one in task.tensors[CONTROL].values()))
+        return {CONTROL: reach.moved / distance + before}
 
 
 def variate(own: Control | None) -> Mapping[str, Tensor]:

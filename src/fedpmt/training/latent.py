@@ -17,7 +17,7 @@ from fedpmt.submodel.part import GLOBAL
 from fedpmt.submodel.width import narrow_start
 from fedpmt.training.adam import STEPPER, AdamWork, Moments, Stepper
 from fedpmt.training.distillation import answers
-from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
+from fedpmt.training.local import LocalWork, Outcome, Reach, Rng, Run, Site
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
@@ -170,6 +170,10 @@ class RegularisedWork(LocalWork[Body | None]):
         classes = run.params[next(reversed(run.params))].shape[0]
         counts = torch.bincount(data.targets, minlength=classes).float()
         return replace(outcome, tensors={**outcome.tensors, COUNTS: {COUNTS: counts}}), None
+
+    def bounds(self, task: Task, reach: Reach) -> Mapping[str, float]:
+        """Of the counts of labels, which add up to all samples."""
+        return {COUNTS: float(reach.samples)}
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,23 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Reach:
+    """How far a device can have come in its local round, by what the server knows of it."""
+
+    moved: float  # ‖w_k - w‖, at most
+    settings: LocalSettings
+    steps: int  # τ
+    samples: int  # |D_k|
+    rounds: int  # so far, with this one
+
+    @property
+    def gradient(self) -> float:
+        """The norm of one gradient, at most: a single step goes no further than all of them may."""
+        rate = self.settings.learning_rate
+        return self.moved / rate if rate else math.inf
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a device has to say after its local round."""
 
@@ -237,6 +254,10 @@ class LocalWork(Generic[D]):
     def upload(self, part: Part, structure: Structure) -> dict[str, Shapes]:
         """What `reply` really sends, as shapes by group and name: it is priced by it, and checked against it."""
         return {MODEL: travelling_shapes(part.trained, structure.shapes), **part.beside.answers}
+
+    def bounds(self, task: Task, reach: Reach) -> Mapping[str, float]:
+        """The largest norm of groups that are sent beside the weights and are no weights; a reply is checked by it."""
+        return {}
 
     def upload_bytes(self, part: Part, structure: Structure) -> int:
         """How long the reply's tensors are."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.submodel.part import Mask, take, travelling_shapes
-from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
+from fedpmt.training.local import LocalWork, Outcome, Reach, Rng, Run, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -94,6 +94,11 @@ class MaskedWork(LocalWork[Squares]):
     def upload(self, part: Part, structure: Structure) -> dict[str, Shapes]:
         squares = {SQUARES: travelling_shapes(part.reported, structure.shapes)} if part.reported else {}
         return {**super().upload(part, structure), **squares}
+
+    def bounds(self, task: Task, reach: Reach) -> Mapping[str, float]:
+        """Of n (Σ g)², as many times as there were rounds; Σ g² over single steps is no more."""
+        summed = reach.steps * reach.gradient
+        return {SQUARES: reach.rounds * reach.samples * summed * summed}
 
     def gained(self, run: Run, samples: int) -> dict[str, Tensor]:
         """This round's share: n (Σ g)² over the local steps, or Σ g² where each step is to count by itself."""
