@@ -84,20 +84,14 @@ class Joining(InProcessGrid):
 
 def test_a_level_keeps_its_width_whatever_speeds_nodes_state(tmp_path: Path) -> None:
     """A node with a speed of its own is no level of its own: there are as many widths as there were."""
-    given = {**GIVEN, "assign": "level", "rounds": 3, "eval_every": 3}
-    speeds = {
-        node: {**config, "speed": 0.1 + 0.2 * config["partition-id"]} for node, config in nodes_of(4).items()
-    }
-    run, _ = deploy(tmp_path, given, nodes=speeds, kind=Joining, min_nodes=3)
-    assert [[one.device for one in step.devices] for step in run.rounds] == [
-        [0, 1, 2],
-        [0, 1, 2, 3],
-        [0, 1, 2, 3],
-    ]
-    assert [(one.level, one.part) for one in run.rounds[-1].devices] == [
-        (level, f"width {level}") for level in (1, 2, 3, 4)
-    ]
-    assert [round(one.speed, 3) for one in run.rounds[-1].devices] == [0.1, 0.3, 0.5, 0.7]
+    given = {**GIVEN, "assign": "level", "devices": 5, "cohort": 5}
+    nodes = nodes_of(5)
+    nodes[max(nodes, key=lambda node: nodes[node]["partition-id"])]["speed"] = 0.9
+    run, _ = deploy(tmp_path, given, nodes=nodes, kind=Joining, min_nodes=4)
+    first, second = ([(one.device, one.level, one.part) for one in step.devices] for step in run.rounds)
+    assert first == [(level - 1, level, f"width {level}") for level in (1, 2, 3, 4)]
+    assert second == [*first, (4, 1, "width 1")]
+    assert run.rounds[1].devices[4].speed == 0.9
 
 
 @pytest.mark.parametrize("seconds", [1e-300, 1e9, 5e-324])
