@@ -232,7 +232,7 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_own_rounds_are_measured_width_by_width(tmp_path: Path) -> None:
     """The full width is the unit of both columns, and an evaluated round is told apart from a plain one."""
-    plan = Plan((SMOKE,), repeat=1, warmup=1, rounds=3, work=tmp_path)
+    plan = Plan((SMOKE,), repeat=1, warmup=1, rounds=3, work=tmp_path, own_environment=False)
     results = own.run(plan, epochs=(1,))
     assert [one.width for one in results.widths] == [1, 2, 3, 4]
     assert (results.widths[-1].time, results.widths[-1].operations) == (1, 1)
@@ -241,6 +241,7 @@ def test_own_rounds_are_measured_width_by_width(tmp_path: Path) -> None:
         for narrow, wide in zip(results.widths, results.widths[1:], strict=False)
     )
     assert results.evaluations[0].round_seconds > 0
+    assert min(results.modules[0].seconds, results.modules[0].plain_seconds) > 0
     assert "smoke | 1 | 4" in own_text(results)
     if library() is not None:
         stages = results.stages[0]
