@@ -126,7 +126,7 @@ def _under_budget(method: Method[Any, Any]) -> Method[Any, Any]:
     return dataclasses.replace(method, **changed)  # type: ignore[type-var]
 
 
-HELD_OUT = {"public": "holdout:0.1", "validation": 0.02}
+HELD_OUT = {"public": "holdout:0.1", "validation": 0.01}
 """What is held out for methods that need it, where nothing is said."""
 
 
@@ -315,10 +315,12 @@ def run_in(
     resume: bool = False,
     on_round: OnRound | None = None,
     on_start: Callable[[], None] | None = None,
+    keep_diverged: bool = False,
 ) -> RunRecord:
     """Run in this folder. It is written first; what turns out to be impossible takes a new one away again.
 
-    `on_start` is called when nothing stands in the way of the first round any more.
+    `on_start` is called when nothing stands in the way of the first round any more. A run that diverges raises
+    `DivergedError`, or with `keep_diverged` is finished as what it is.
     """
     check(settings, method=method)
     missing = [parent for parent in folder.absolute().parents if not parent.exists()]
@@ -326,7 +328,15 @@ def run_in(
     if not (folder / records.RESULT).exists():
         with exclusive(folder):
             try:
-                simulate(settings, problem(), method or method_of(settings), folder, on_round, on_start)
+                simulate(
+                    settings,
+                    problem(),
+                    method or method_of(settings),
+                    folder,
+                    on_round,
+                    on_start,
+                    keep_diverged=keep_diverged,
+                )
             except SettingError:
                 if made:
                     shutil.rmtree(folder, ignore_errors=True)

@@ -35,6 +35,10 @@ Evaluated = Literal["global", "split", "personal"]
 for the last two it is the mean over devices that took part."""
 
 
+Stopped = Literal["rounds", "target", "time-budget", "diverged"]
+"""Why a run has ended. The accuracy of one that diverged is that of a guess: what is left of it predicts nothing."""
+
+
 class Record(BaseModel):
     """A frozen value that reads and writes as JSON."""
 
@@ -109,7 +113,7 @@ class ResultRecord(Record):
     weights_sha256: str
     server_operations: float = 0.0
     evaluates: Evaluated = "global"
-    stopped: Literal["rounds", "target", "time-budget"] = "rounds"
+    stopped: Stopped = "rounds"
     run: str = ""  # the folder
     data: str = ""
     partition: str = ""
@@ -126,6 +130,11 @@ class RunRecord(Record):
     settings: dict[str, Any]
     rounds: tuple[RoundRecord, ...]
     result: ResultRecord | None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it ended in numbers that are not finite; its rounds are those before."""
+        return self.result is not None and self.result.stopped == "diverged"
 
 
 def write_atomically(path: Path, data: bytes) -> None:

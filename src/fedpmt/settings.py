@@ -83,7 +83,7 @@ class Settings(BaseModel):
         0.0,
         ge=0,
         lt=1,
-        description="share of the training set that the server alone has, with labels; methods that need some: 0.02",
+        description="share of the training set that the server alone has, with labels; methods that need some: 0.01",
     )
     devices: int = Field(0, ge=1, description="size of the fleet |K|")
     samples: int = Field(0, ge=1, description="samples per device |D_k|")

@@ -37,6 +37,10 @@ class SettingError(ValueError):
         return cls(f"{key} = '{value}' is unknown{hint} (allowed: {', '.join(names)})")
 
 
+class DivergedError(ArithmeticError):
+    """What was learnt is no longer finite."""
+
+
 @dataclass(frozen=True)
 class Examples:
     """Samples of one device or of a test set, with the identity of each (`z_{k,s}` in the paper).

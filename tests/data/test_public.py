@@ -120,7 +120,7 @@ def test_a_users_arrays_are_held_out_too() -> None:
 def test_methods_that_need_some_get_a_tenth_and_devices_a_little_less() -> None:
     filled = api.with_public({"data": "embedded"}, [Needy])
     settings = resolve(filled)
-    assert (settings.public, settings.validation, settings.samples) == ("holdout:0.1", 0.02, 70)
+    assert (settings.public, settings.validation, settings.samples) == ("holdout:0.1", 0.01, 71)
     assert (
         resolve({"data": "mnist", "public": "holdout:0.1"}).samples == 300
     )  # half of it is nobody's as it is
@@ -132,7 +132,7 @@ def test_compared_methods_hold_the_same_data_and_the_record_has_the_sizes() -> N
     runs = api.compare([Needy(), "fedpmt"], rounds=1, devices=5, cohort=5, samples=10)
     for run in runs:
         assert run.result is not None
-        assert (run.result.public_samples, run.result.validation_samples) == (400, 80)
+        assert (run.result.public_samples, run.result.validation_samples) == (400, 40)
     assert runs[0].settings["public"] == runs[1].settings["public"]
 
 

@@ -16,13 +16,13 @@ from fedpmt.experiments.findings import (
     SEEN,
     UNKNOWN,
     Finding,
-    final,
     findings,
     jumps,
     reached_bytes,
     reached_seconds,
 )
 from fedpmt.experiments.paper import IID, TWO_CLASSES
+from fedpmt.experiments.readings import final
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from report_samples import run

@@ -7,13 +7,16 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from fedpmt import api
 from fedpmt.experiments.library import Library, Standing, name_of
+from fedpmt.experiments.readings import final, reaching
 from fedpmt.experiments.thin import SUFFIX, thick, thin
+from fedpmt.methods.comet import clustered
 from fedpmt.settings import Settings, resolve
-from fedpmt.types import SettingError
+from fedpmt.types import DivergedError, SettingError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +93,33 @@ def test_only_what_is_missing_is_played(tmp_path: Path) -> None:
     assert found.result is not None
     assert alone.result is not None
     assert found.result.weights_sha256 == alone.result.weights_sha256
+
+
+def test_a_run_that_diverges_is_kept_and_stops_no_other(tmp_path: Path) -> None:
+    """With steps of a thousand weights overflow in the first round; evaluated in the second, it is found out there."""
+    library = Library(tmp_path / "kept", tmp_path / "work", jobs=1)
+    wild, tame = settings(lr=1e3, eval_every=2, method="fedavg"), settings(seed=1)
+    with pytest.raises(DivergedError, match="diverged"):
+        played(tmp_path, lr=1e3, eval_every=2, method="fedavg")
+    library.play([wild, tame])
+    assert library.missing([wild, tame]) == []
+    lost, whole = library.find(wild), library.find(tame)
+    assert lost is not None
+    assert whole is not None
+    assert (lost.diverged, whole.diverged) == (True, False)
+    assert [step.round for step in lost.rounds] == [1]
+    assert lost.result is not None
+    # What is left of it predicts nothing: the accuracy of a guess.
+    assert (lost.result.stopped, lost.result.accuracy, lost.result.rounds) == ("diverged", 0.1, 1)
+    assert final(lost) == 0.1
+    assert reaching(lost, 0.05) is None
+    assert not any((tmp_path / "work").iterdir())
+
+
+def test_answers_that_are_not_finite_are_a_divergence() -> None:
+    points = np.array([[0.1, 0.9], [np.nan, 0.2]])
+    with pytest.raises(DivergedError, match="answers"):
+        clustered(points, 2, 1, np.random.default_rng(0))
 
 
 def test_an_unfinished_run_is_continued(tmp_path: Path) -> None:

@@ -124,7 +124,9 @@ def choices(made: Federation, device: int) -> list[Part]:
         elif name == "ist":
             rng = Seeds(0, ROUND)("deal", None)
             kept = {
-                group.name: disjoint_channels(group.size, 2, rng)[device % 2][: kept_count(group.size, rate)]
+                group.name: np.sort(
+                    disjoint_channels(group.size, 2, rng)[device % 2][: kept_count(group.size, rate)]
+                )
                 for group in hidden_groups(axes)
             }
             parts.append(narrow(structure, axes, kept, ""))

@@ -226,6 +226,23 @@ def test_everything_a_device_does_is_within_its_budget() -> None:
         assert 0.5 * theirs.operations < mine.operations <= theirs.operations * (1 + 1e-9)
 
 
+def test_memory_has_the_public_batch_and_what_the_clusters_say() -> None:
+    """From the second round on: activations of two batches, and 3 centroids of 400 answers of 10 classes."""
+    settings = api.settings_of({"method": "comet", "rounds": 2, "devices": 5, "cohort": 5, "samples": 200})
+    run = api.run(
+        "comet", **{key: getattr(settings, key) for key in ("rounds", "devices", "cohort", "samples")}
+    )
+    problem = api.paper_problem_of(settings)
+    price = make_price(settings, problem)
+    for first, second in zip(run.rounds[0].devices, run.rounds[1].devices, strict=True):
+        assert first.part == second.part
+        rate = float(second.part.split()[-1])
+        net = thinned(problem.model.structure, problem.model.structure.require_axes(""), rate)
+        activations = price(net).memory.activations
+        assert activations > 0
+        assert second.memory_bytes - first.memory_bytes == activations + 4 * 3 * 400 * 10
+
+
 def test_what_a_net_that_stays_costs_is_what_it_would_cost_if_it_were_sent() -> None:
     bench = Bench(Comet())
     structure = bench.model.structure

@@ -119,6 +119,27 @@ def test_a_device_sends_back_its_largest_width_and_the_rest_keeps_its_bits() -> 
         assert torch.equal(rest, bench.state.tensors[name])
 
 
+def test_the_widest_net_that_anybody_trains_is_evaluated() -> None:
+    bench = Bench(FjORD())
+    before = bench.method.predictor(bench.state).tensors
+    assert all(torch.equal(before[name], tensor) for name, tensor in bench.state.tensors.items())
+    reply = bench.reply(0, budget=150.0)
+    assert 0 < len(reply.part.inner) < 4
+    bench.state = bench.method.aggregate(bench.state, [reply], bench.round(0)).state
+    shown = bench.method.predictor(bench.state).tensors
+    inputs = samples(5).inputs
+    cut = {name: take(bench.state.tensors[name], kept) for name, kept in reply.part.sent.items()}
+    torch.testing.assert_close(bench.model.forward(shown, inputs), bench.model.forward(cut, inputs))
+    # A narrower device takes nothing back, and one of full width brings the whole net in.
+    for budget, whole in ((60.0, False), (float("inf"), True)):
+        bench.state = bench.method.aggregate(bench.state, [bench.reply(1, 1, budget)], bench.round(1)).state
+        found = bench.method.predictor(bench.state).tensors["4.weight"]
+        assert bool((found != 0).all()) == whole
+        assert torch.equal(
+            found[shown["4.weight"] != 0] != 0, torch.ones(int((shown["4.weight"] != 0).sum())) == 1
+        )
+
+
 class TestDistillation:
     def loss(self, level: int) -> tuple[Bench, Run, Tensor]:
         bench = Bench(FjORD(distil=True))
@@ -239,6 +260,19 @@ class TestBatchNorm:
         widest = large.tensors[statistics_of(2)]["bn.running_var"]
         shown = bench.method.predictor(state).tensors["bn.running_var"]
         torch.testing.assert_close(shown, widest)
+
+    def test_a_narrow_net_is_evaluated_with_its_own_statistics(self) -> None:
+        bench = self.bench()
+        small = bench.reply(0, budget=500.0, count=12)
+        state = bench.method.aggregate(bench.state, [small], bench.round(0)).state
+        shown = bench.method.predictor(state).tensors
+        own = small.tensors[statistics_of(1)]["bn.running_var"]
+        torch.testing.assert_close(shown["bn.running_var"], torch.cat([own, torch.zeros(2)]))
+        cut = {name: take(state.tensors[name], kept) for name, kept in small.part.sent.items()}
+        cut |= small.tensors[statistics_of(1)]
+        bench.model.set_training([False] * len(bench.model.structure.layers))
+        inputs = samples(3).inputs
+        torch.testing.assert_close(bench.model.forward(shown, inputs), bench.model.forward(cut, inputs))
 
 
 def test_no_width_at_all_is_refused() -> None:

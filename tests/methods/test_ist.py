@@ -17,10 +17,9 @@ from support import SMALL, Bench
 COHORT = range(4)
 
 
-def neurons(bench: Bench, device: int, index: int = 0) -> list[int]:
-    selection = (
-        bench.method.assign(bench.state, bench.client(device), bench.round(index)).offer[0].sent["4.bias"]
-    )
+def neurons(bench: Bench, device: int, index: int = 0, budget: float = float("inf")) -> list[int]:
+    client = bench.client(device, budget)
+    selection = bench.method.assign(bench.state, client, bench.round(index)).offer[0].sent["4.bias"]
     assert isinstance(selection, Indices)
     assert selection.axes[0] is not None
     return selection.axes[0].tolist()  # type: ignore[no-any-return]
@@ -59,15 +58,17 @@ def test_indices_travel_with_the_part() -> None:
     assert bench.reply(0).part.overhead_bytes == 4 * (1 + 2)
 
 
-def test_a_budget_leaves_the_first_of_a_piece() -> None:
+def test_a_budget_leaves_a_random_part_of_a_piece() -> None:
+    """Over many deals a weak device trains the last neuron as often as the first."""
     bench = Bench(IST(subnets=2))
-    whole = neurons(bench, 0)
-    part = bench.method.assign(bench.state, bench.client(0, 30.0), bench.round(0)).offer[0]
-    kept = part.sent["4.bias"]
-    assert isinstance(kept, Indices)
-    assert kept.axes[0] is not None
-    assert kept.axes[0].tolist() == whole[: len(kept.axes[0])]
-    assert 0 < len(kept.axes[0]) < len(whole)
+    counts = np.zeros(8)
+    for index in range(200):
+        whole, kept = neurons(bench, 0, index), neurons(bench, 0, index, budget=30.0)
+        assert set(kept) < set(whole)
+        assert kept == sorted(kept)
+        counts[kept] += 1
+    # Of 8 neurons 1 is kept: 25 times each on average; that one is below 10 happens once in a thousand.
+    assert counts.min() >= 10
 
 
 def test_fewer_subnets_than_devices_are_shared() -> None:

@@ -175,6 +175,19 @@ def batch_gradients(bench: Bench, device: int, count: int, index: int = 0) -> li
     return found
 
 
+def test_initial_pruning_is_done_by_a_device_of_the_fastest_level() -> None:
+    settings: dict[str, Any] = {**SMALL, "rounds": 1, "devices": 20, "levels": "1/4,1/2,1"}
+    for seed in range(4):
+        [device] = api.run("prunefl", seed=seed, **settings).rounds[0].devices
+        assert (device.level, device.speed) == (3, 1.0)
+    # Where devices tell no speeds, anyone may be drawn.
+    drawn = {
+        Bench(PruneFL()).method.cohort(Bench(PruneFL()).state, Bench(PruneFL()).round(n))[0]
+        for n in range(30)
+    }
+    assert drawn == set(range(8))
+
+
 @pytest.mark.parametrize("initial", [False, True])
 def test_squares_are_of_the_summed_gradient_of_all_entries(initial: bool) -> None:
     """n (Σ g)² after the first phase, Σ g² in it; without training the weights stay, so the sum is plain."""

@@ -13,6 +13,7 @@ from matplotlib.ticker import PercentFormatter
 from fedpmt.experiments.artefact import Artefact, Picture, Table
 from fedpmt.experiments.claims import Case, Claim
 from fedpmt.experiments.paper import IID, PARTITIONS, TITLES, TWO_CLASSES, Experiment, seeds_text
+from fedpmt.experiments.readings import guess
 from fedpmt.models.nets import net
 from fedpmt.report.drawing import curve
 from fedpmt.report.quantities import Spread
@@ -114,7 +115,9 @@ def _found(library: Library, scope: Scope, panel: Panel, line: Line) -> list[Run
 
 
 def final(run: RunRecord) -> float:
-    """The accuracy a run ends with."""
+    """The accuracy a run ends with; that of a guess where it diverged."""
+    if run.diverged:
+        return guess(run)
     last = [accuracy for _, accuracy in evaluated(run)][-TAIL:]
     return sum(last) / len(last)
 

@@ -39,6 +39,9 @@ TARGETS = {
 SAMPLES = {"embedded": 60, "mnist": 300, "fashion-mnist": 300, "cifar10": 420}
 """Of each device. What is held out is not equal parts of all classes; two classes per device need enough of each."""
 
+INITIAL_SHARE = 20
+"""PruneFL's initial pruning is one device's: it may take one of so many rounds."""
+
 CAPITALS = {"scaffold": "SCAFFOLD", "comet": "COMET"}
 """Where the papers' names are not those of the classes."""
 
@@ -80,24 +83,40 @@ ENTRANTS = (
     Entrant("fedavg", "the whole model on every device"),
     Entrant("scaffold", "option II", {"option": "II"}),
     Entrant("feddf", "a prototype for each budget, best on validation data", exchanges=True),
-    Entrant("comet", "a net for each budget, 3 clusters, λ = 1", exchanges=True, personal=True),
+    Entrant(
+        "comet",
+        "a net for each budget, 3 clusters, λ = 1, as many public samples a round as a device has of its own",
+        exchanges=True,
+        personal=True,
+    ),
     Entrant("fedgkt", "distillation on both sides, T = 3", exchanges=True, personal=True),
     Entrant("fedgen", "A and B from 10, falling", exchanges=True),
     Entrant("fedmp", "α from the budget", {"bandit": False}),
-    Entrant("prunefl", "initial and further pruning, one mask"),
+    Entrant("prunefl", "initial pruning in a twentieth of the rounds, further pruning, one mask"),
     Entrant("feddrop", "all layers, scaled activations, overlap mean", {"scope": "all", "scaling": True}),
     Entrant("heterofl", "scaler and masked cross-entropy"),
-    Entrant("slimfl", "widths 0.5 and 1, distillation, fading channel"),
-    Entrant("fjord", "five widths, self-distillation", {"distil": True}),
+    Entrant("slimfl", "widths 0.5 and 1, distillation, a channel without noise", {"noise": 0.0}),
+    Entrant("fjord", "five widths, from labels alone"),
     Entrant("fedrolex", "scaler and masked cross-entropy"),
     Entrant("fedprox", "μ = 1, fewer steps on weak devices"),
     Entrant("ist", "two sub-nets, scaled outputs"),
     Entrant("feddrop", "as FedDrop, activations as they are", {"scope": "all"}, "unscaled"),
-    Entrant("fjord", "as FjORD, from labels alone", {}, "without-distillation"),
+    Entrant(
+        "fjord",
+        "as FjORD, self-distillation; the widest net that a budget pays for is tested",
+        {"distil": True},
+        "distillation",
+    ),
     Entrant("scaffold", "as SCAFFOLD, c_i from one more pass", {"option": "I"}, "option-I"),
     Entrant("fedmp", "α learned by the bandit: a budget does not act", {"bandit": True}, "bandit"),
     Entrant(
-        "slimfl", "as SlimFL, a weak device trains and sends only the narrow net", {"fit": True}, "fitted"
+        "slimfl", "as SlimFL, over its fading channel, which loses what others always deliver", {}, "fading"
+    ),
+    Entrant(
+        "slimfl",
+        "as SlimFL, a device trains and sends only what its budget pays for; the narrow net is tested",
+        {"fit": True, "noise": 0.0, "evaluated": 0.5},
+        "fitted",
     ),
     Entrant(
         "fedgen",
@@ -155,8 +174,20 @@ class Contest:
         """Accuracies to reach."""
         return TARGETS[self.data]
 
+    def options(self, entrant: Entrant) -> dict[str, Scalar]:
+        """An entrant's settings, with those that the size of this contest decides."""
+        by_size: dict[str, dict[str, Scalar]] = {
+            # With the paper's thousand, devices of so few samples spend their budget on the public ones.
+            "comet": {"asked": SAMPLES[self.data]},
+            "prunefl": {"initial_rounds": max(1, self.played // INITIAL_SHARE)},
+        }
+        return {**by_size.get(entrant.method, {}), **entrant.options}
+
     def settings(self, entrant: Entrant, partition: str, seed: int) -> Settings:
-        """One run: the paper's fleet, as many levels as widths, and the same held-out data whoever needs it."""
+        """One run: the paper's fleet, as many levels as widths, and the same held-out data whoever needs it.
+
+        A seed is of everything: the split over devices is another one with each, and the same for all entrants.
+        """
         every = 1 if self.quick else EVALUATED_EVERY[self.data]
         every *= PERSONAL_EVERY if entrant.personal else 1
         more: dict[str, Any] = {
@@ -166,7 +197,8 @@ class Contest:
             "samples": SAMPLES[self.data],
             "rounds": self.played,
             "eval_every": min(every, self.played),
-            "options": dict(entrant.options),
+            "options": self.options(entrant),
+            "partition_seed": seed,
             **api.HELD_OUT,
         }
         scope = Scope(self.seeds, quick=self.data == "embedded", data_dir=self.data_dir)

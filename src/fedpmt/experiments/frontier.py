@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
 from fedpmt.experiments.artefact import Table
-from fedpmt.experiments.findings import TAIL
 from fedpmt.experiments.paper import PARTITIONS
-from fedpmt.report.drawing import AXES, curve
+from fedpmt.experiments.readings import TAIL, final, trailing
+from fedpmt.report.drawing import AXES, points
 from fedpmt.report.quantities import bytes_unit, show, time_unit
 from fedpmt.report.theme import DASHES, INK, MUTED, PALETTE, SHAPES, SIGNS, new_figure, say, themed
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)
 """Of what FedPMT spends in all its rounds: how much there is to spend."""
 
+DOTS = (1.0, 1.6)
+"""Of a variant's line: it has the colour and the symbol of its method."""
+
 POINTER = {"arrowstyle": "-", "linewidth": 0.6, "alpha": 0.7, "relpos": (0, 0.5)}
 
 Track = list[tuple[float, float]]  # what was spent, and the accuracy that it bought
@@ -45,16 +50,25 @@ class Lead:
 
 
 def track(members: Sequence[RunRecord], against: Against) -> Track:
-    """Mean accuracy over seeds, and over as many last evaluations as the final accuracy is the mean of."""
-    shape = curve(members, against)
-    if shape is None:
-        return []
-    window = max(1, math.floor(TAIL * len(shape.mean) + 1e-9))
-    sums = np.concatenate([[0.0], np.cumsum(shape.mean)])
-    ends = np.arange(1, len(shape.mean) + 1)
-    starts = np.maximum(0, ends - window)
-    means = (sums[ends] - sums[starts]) / (ends - starts)
-    return [(float(place), float(mean)) for place, mean in zip(shape.place, means, strict=True)]
+    """Mean accuracy over seeds, and over as many last evaluations as the final accuracy is the mean of.
+
+    A run that diverged counts as a guess from there on: without it the others would look better than they are.
+    """
+    lines = [(run, points(run, against)) for run in members]
+    whole = [line for run, line in lines if not run.diverged]
+    counts = Counter(number for line in whole for number in line)
+    rounds = sorted(number for number, count in counts.items() if 2 * count >= len(whole))
+    places = [fmean(line[number][0] for line in whole if number in line) for number in rounds]
+    accuracies = [
+        fmean(
+            line[number][1] if number in line else final(run)
+            for run, line in lines
+            if number in line or run.diverged
+        )
+        for number in rounds
+    ]
+    # A slow run that ends early would pull the mean time back.
+    return list(zip(accumulate(places, max), trailing(accuracies), strict=True))
 
 
 def frontier(tracks: Mapping[str, Track]) -> list[Lead]:
@@ -97,16 +111,14 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 def tracks_of(
     contest: Contest, found: Found, every: Sequence[Score], partition: str, against: Against
 ) -> dict[str, Track]:
-    """Curves of the strongest forms whose accuracies are comparable."""
-    there = [
-        one for one in every if one.partition == partition and one.comparable and not one.entrant.variant
-    ]
-    names = {one.entrant.name for one in there}
-    return {
+    """Curves of all forms whose accuracies are comparable; of those that ever end, not diverge."""
+    names = {one.entrant.name for one in every if one.partition == partition and one.comparable}
+    tracks = {
         entrant.name: track(found[partition, entrant.name], against)
         for entrant in contest.entrants
         if entrant.name in names
     }
+    return {name: points for name, points in tracks.items() if points}
 
 
 @themed
@@ -117,13 +129,20 @@ def draw(contest: Contest, found: Found, every: Sequence[Score], against: Agains
     grid = figure.subplots(1, count, squeeze=False)[0]
     for axes, partition in zip(grid, contest.partitions, strict=True):
         axes.set_title(PARTITIONS.get(partition, partition))
-        here = [one for one in every if one.partition == partition and not one.entrant.variant]
+        here = [one for one in every if one.partition == partition and one.diverged < one.accuracy.runs]
         if not here:
             say(axes, "no run yet")
             continue
-        _panel(axes, tracks_of(contest, found, every, partition, against), here, found, against)
+        tracks = tracks_of(contest, found, every, partition, against)
+        _panel(axes, tracks, drawn(here, frontier(tracks)), found, against)
     grid[0].set_ylabel("test accuracy")
     return figure
+
+
+def drawn(here: Sequence[Score], leads: Sequence[Lead]) -> list[Score]:
+    """Those with a curve: the strongest form of each method, and of its other forms those that lead somewhere."""
+    leading = {lead.name for lead in leads}
+    return [one for one in here if not one.entrant.variant or one.entrant.name in leading]
 
 
 def _panel(
@@ -146,7 +165,8 @@ def _panel(
         places, accuracies = [spent / unit.size for spent, _ in points], [accuracy for _, accuracy in points]
         axes.plot(
             places, accuracies,
-            color=PALETTE[colour], dashes=DASHES[shape], linewidth=1.1, alpha=0.8 if one.comparable else 0.4, zorder=2,
+            color=PALETTE[colour], dashes=DOTS if one.entrant.variant else DASHES[shape], linewidth=1.1,
+            alpha=0.8 if one.comparable else 0.4, zorder=2,
         )  # fmt: skip
         half = one.accuracy.half if math.isfinite(one.accuracy.half) else 0.0
         axes.errorbar(
@@ -186,9 +206,11 @@ CAPTIONS: dict[Against, str] = {
 def caption(against: Against, seeds: str) -> str:
     """What stands under a chart."""
     return (
-        f"{CAPTIONS[against]}, {seeds}: the strongest form of each method; symbols with intervals are where it ends. "
-        "The grey band is the Pareto frontier, the best that any of them has for so much; bold names touch it. † and "
-        "hollow: what is evaluated are devices' own nets, which is another quantity; they are not on the frontier."
+        f"{CAPTIONS[against]}, {seeds}: the strongest form of each method, and dotted those of its variants that touch "
+        "the frontier; symbols with intervals are where it ends. The grey band is the Pareto frontier, the best that "
+        "any form has for so much; bold names touch it. Curves are means over seeds and over the last "
+        f"{100 * TAIL:.0f} % of the evaluations. † and hollow: what is evaluated is not one global model, which is "
+        "another quantity; they are not on the frontier."
     )
 
 
@@ -227,8 +249,8 @@ def best_table(
             )
     what = {"seconds": "virtual time", "bytes": "uploads"}[against]
     note = (
-        "Amounts are shares of what FedPMT spends in all its rounds. No method is played for longer than these rounds, "
-        "so the last rows favour those whose rounds are long."
+        "Amounts are shares of what FedPMT spends in all its rounds; variants take part. No method is played for "
+        "longer than these rounds, so the last rows favour those whose rounds are long."
     )
     return Table(
         f"The best for so much {what}", ("split, limit", "best", "accuracy, %", "FedPMT, %"), rows, note

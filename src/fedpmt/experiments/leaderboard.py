@@ -11,7 +11,7 @@ from fedpmt import api
 from fedpmt.experiments.artefact import Artefact, Picture, Table
 from fedpmt.experiments.completion_time import CONFIDENCE
 from fedpmt.experiments.entrants import BUDGET, ENTRANTS, Contest
-from fedpmt.experiments.findings import TAIL, findings, findings_table
+from fedpmt.experiments.findings import findings, findings_table
 from fedpmt.experiments.frontier import best_table, caption, draw
 from fedpmt.experiments.paper import (
     IID,
@@ -23,6 +23,7 @@ from fedpmt.experiments.paper import (
     flags,
     seeds_text,
 )
+from fedpmt.experiments.readings import TAIL
 from fedpmt.experiments.scores import cost_table, loss_table, losses, result_table, scores, verdict_text
 from fedpmt.methods.registry import create
 

@@ -60,6 +60,7 @@ class Setup:
     public: Examples | None = None  # unlabelled data, for methods that need some
     validation: Examples | None = None
     weakest: Budget | None = None  # what the weakest device can afford; None where the server cannot know
+    fastest: np.ndarray | None = None  # the devices of the fastest level, likewise
     batch: int = 1  # n^x, what prices are per
     rng: Seeds = field(default_factory=lambda: Seeds(0))  # one generator per purpose
 

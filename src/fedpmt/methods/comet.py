@@ -20,7 +20,7 @@ from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
 from fedpmt.methods.fitted import fitted, rate_for
 from fedpmt.submodel.part import GLOBAL, Beside, Part
 from fedpmt.training.messages import Client, Reply, Task
-from fedpmt.types import MODEL, SettingError
+from fedpmt.types import MODEL, DivergedError, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -122,12 +122,15 @@ class Comet(Method[Clusters, "Personal"]):
         cost, asked = round.price(net), min(self.asked, state.public)
         learns = self.pull > 0 and centroids > 0
         shape = (asked, state.classes)
+        told = FLOAT_BYTES * centroids * math.prod(shape) * learns
         beside = Beside(
             # Every step has a batch of public samples too, but one update.
             step=(cost.operations - cost.update) * learns,
             # To tell the server, and before that to find the nearest centroid.
             once=cost.inference * asked / samples * (1 + learns),
-            task_bytes=FLOAT_BYTES * centroids * math.prod(shape) * learns,
+            # The graph of a step has the public batch in it too; what all clusters say stays until the end.
+            memory_bytes=cost.memory.activations * learns + told,
+            task_bytes=told,
             answers={ANSWERS: {ANSWERS: shape}},
         )
         return Part(GLOBAL, {}, {}, net.label, 2 * SEED_BYTES, kept=net.trained, beside=beside)
@@ -175,6 +178,8 @@ def clustered(points: np.ndarray, count: int, restarts: int, rng: np.random.Gene
     import numpy as np
     from scipy.cluster.vq import ClusterError, kmeans2
 
+    if not np.isfinite(points).all():
+        raise DivergedError("training diverged: a device's answers are not finite; a smaller --lr may help")
     count = min(count, len(np.unique(points, axis=0)))
     best, least = np.zeros(len(points), dtype=np.int64), np.inf
     for _ in range(restarts):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from fedpmt.complexity.budget import largest
 from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
-from fedpmt.submodel.part import GLOBAL, WHOLE, Part, take
+from fedpmt.submodel.part import GLOBAL, WHOLE, Part, embedded, take
 from fedpmt.submodel.width import HIDDEN, thinned, without_buffers
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL, SettingError
@@ -36,6 +36,7 @@ class Nested:
     structure: Structure
     tensors: Mapping[str, Tensor]
     statistics: Mapping[str, Mapping[str, Tensor]]  # empty for a net without BatchNorm
+    widest: int = 0  # the largest width that a device has trained, counted from 1; 0 before any reply
 
 
 @dataclass(frozen=True)
@@ -105,19 +106,33 @@ class FjORD(Method[Nested, None]):
 
         mean = CoverageMean(state.tensors)
         means = {group: CoverageMean(tensors) for group, tensors in state.statistics.items()}
+        widest = state.widest
         for reply in replies:
+            widest = max(widest, len(reply.part.inner) + 1)
             weight = reply.samples if self.weight == "samples" else 1
             mean.add(reply.part, reply.tensors[MODEL], weight)
             for group in reply.tensors.keys() & means.keys():
                 everything = dict.fromkeys(state.statistics[group], WHOLE)
                 means[group].add(Part(GLOBAL, everything, everything, group), reply.tensors[group], weight)
         statistics = {group: one.result() for group, one in means.items()}
-        return Step(Nested(state.structure, mean.result(), statistics))
+        return Step(Nested(state.structure, mean.result(), statistics, widest))
 
     def predictor(self, state: Nested) -> Predictor:
-        """The full model, p = 1, with its own statistics."""
-        widest = list(state.statistics.values())[-1:]
-        return Predictor("global", GLOBAL, {**state.tensors, **(widest[0] if widest else {})})
+        """The net of the widest p that anybody has trained, with its own statistics: p = 1, if a budget pays for it.
+
+        Channels beyond it have learnt nothing. They are zero here, which is the narrower net.
+        """
+        from fedpmt.training.nested import statistics_of
+
+        level = state.widest or self.sizes
+        tensors = {**state.tensors, **state.statistics.get(statistics_of(self.sizes), {})}
+        if level == self.sizes:
+            return Predictor("global", GLOBAL, tensors)
+        part, own = self.widths(state.structure)[level - 1], state.statistics.get(statistics_of(level), {})
+        cut = {
+            name: own[name] if name in own else take(tensors[name], kept) for name, kept in part.sent.items()
+        }
+        return Predictor("global", GLOBAL, embedded(cut, part.sent, state.structure.shapes))
 
     def neutral(self) -> Self:
         return replace(self, weight="samples", sizes=1, distil=False)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
+import numpy as np
+
 from fedpmt.complexity.matching import rate_within
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.submodel.width import (
@@ -62,7 +64,8 @@ class IST(PartAveraging):
         kept, label = {}, f"1 of {pieces} subnets"
         for group in hidden_groups(axes):
             piece = disjoint_channels(group.size, pieces, rng)[place % pieces]
-            kept[group.name] = piece[: kept_count(group.size, rate)]
+            # Cut in the order dealt: of sorted pieces weak devices would never train the last channels.
+            kept[group.name] = np.sort(piece[: kept_count(group.size, rate)])
             if len(kept[group.name]) < len(piece):
                 label = f"1 of {pieces} subnets, keep {rate:.2f}"
         return self.alone(structure, narrow(structure, axes, kept, label))

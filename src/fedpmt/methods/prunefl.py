@@ -1,6 +1,6 @@
 """PruneFL: Jiang et al., "Model Pruning Enables Efficient Federated Learning on Edge Devices", 2022.
 
-All devices train one sparse model under one mask over single weights. It is found by one device alone (initial
+All devices train one sparse model under one mask over single weights. It is found by one powerful device alone (initial
 pruning) and changed now and then during federated learning (further pruning) so as to get the most out of the time
 a round takes. With g_j² the squared gradients of weight j, t_j the time it takes and c that of everything else:
 
@@ -56,6 +56,7 @@ class Initial:
     density: float | None = None  # after the last change of the mask
     steady: int = 0  # changes in a row that left the density about as it was
     done: int = 0  # sweeps since that change
+    among: np.ndarray | None = None  # the devices that may do it; None: all
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class PruneFL(Method[Sparse, "Squares"]):
         prototype = setup.prototypes[GLOBAL]
         structure = prototype.structure
         masks = {name: np.ones(structure.shapes[name], dtype=bool) for name in prunable(structure)}
-        initial = Initial(self.sweeps) if self.initial_rounds else None
+        initial = Initial(self.sweeps, among=setup.fastest) if self.initial_rounds else None
         return Sparse(structure, prototype.tensors, masks, self.limit(setup), setup.population, initial)
 
     def limit(self, setup: Setup) -> float:
@@ -166,11 +167,13 @@ class PruneFL(Method[Sparse, "Squares"]):
         return "none" if self.density is not None or resource == "memory" else "shared"
 
     def cohort(self, state: Sparse, round: Round) -> Sequence[int] | None:
-        """One device as long as initial pruning lasts; another one if it did not answer."""
+        """One device as long as initial pruning lasts, of the fastest; another one if it did not answer."""
         if state.initial is None:
             return None
-        device = state.initial.device
-        return [int(round.rng("initial").integers(state.population)) if device is None else device]
+        device, among = state.initial.device, state.initial.among
+        if device is None:
+            device = int(round.rng("initial").choice(state.population if among is None else among))
+        return [device]
 
     def assign(self, state: Sparse, client: Client, round: Round) -> Task:
         from fedpmt.training.masked import EACH_STEP, VERSION

@@ -22,7 +22,7 @@ from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.methods.base import Predictor, Step
 from fedpmt.submodel.depth import full
-from fedpmt.submodel.part import Part, add_at, size, take
+from fedpmt.submodel.part import Part, embedded, size, take
 from fedpmt.submodel.width import corners, thinned
 from fedpmt.types import MODEL, SettingError
 
@@ -158,11 +158,8 @@ class SlimFL(PartAveraging):
         net = self.nets(state.structure)[self.widths().index(self.evaluated)]
         if self.evaluated == 1:
             return super().predictor(state)
-        tensors = {}
-        for name, tensor in state.tensors.items():
-            tensors[name] = tensor.new_zeros(tensor.shape)
-            add_at(tensors[name], net.sent[name], take(tensor, net.sent[name]))
-        return Predictor("global", net.model, tensors)
+        cut = {name: take(tensor, net.sent[name]) for name, tensor in state.tensors.items()}
+        return Predictor("global", net.model, embedded(cut, net.sent, state.structure.shapes))
 
     def neutral(self) -> Self:
         best = (1 + self.threshold) / (2 + self.threshold)  # λ*, where both messages need the same channel

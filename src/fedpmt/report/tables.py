@@ -137,7 +137,9 @@ def uploaded(run: RunRecord) -> list[int]:
 
 
 def first_reaching(run: RunRecord, target: float) -> Milestone | None:
-    """The first evaluation at or above the target; None where there is none."""
+    """The first evaluation at or above the target; None where there is none, or all was lost afterwards."""
+    if run.diverged:
+        return None
     for step, total in zip(run.rounds, uploaded(run), strict=True):
         if step.accuracy is not None and step.accuracy >= target:
             return Milestone(step.round, step.virtual_seconds, total)

@@ -25,6 +25,7 @@ from fedpmt.submodel.depth import mask
 from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.local import Site
 from fedpmt.training.messages import Capacity, Client, Reply, Task
+from fedpmt.types import DivergedError
 
 if TYPE_CHECKING:
     from fedpmt.complexity.budget import Budget
@@ -53,10 +54,6 @@ STATISTICS_DEVICES = 100
 
 LEVEL_DEVICES = 50
 """A level's mix of classes is taken from at most this many of its devices."""
-
-
-class DivergedError(ArithmeticError):
-    """The global model is no longer finite."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +115,7 @@ class Federation:
             self.data.public,
             self.data.validation,
             weakest,
+            next(members for members in reversed(self.fleet.members) if len(members)) if by_server else None,
             self.settings.batch,
             Seeds(self.settings.seed),
         )

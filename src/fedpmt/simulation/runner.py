@@ -10,15 +10,15 @@ import shutil
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from pydantic import ValidationError
 
 from fedpmt import records
 from fedpmt.records import ResultRecord, RoundRecord, write_atomically
-from fedpmt.types import SettingError
+from fedpmt.types import DivergedError, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpmt.methods.base import Method
+    from fedpmt.records import Stopped
     from fedpmt.settings import Settings
     from fedpmt.simulation.loop import Federation, OnRound, Progress
     from fedpmt.simulation.problem import Problem
@@ -135,8 +136,13 @@ def simulate(
     folder: Path,
     on_round: OnRound | None = None,
     on_start: Callable[[], None] | None = None,
+    *,
+    keep_diverged: bool = False,
 ) -> ResultRecord:
-    """Play all rounds, or those that are missing; the folder must be open, and held by `exclusive`."""
+    """Play all rounds, or those that are missing; the folder must be open, and held by `exclusive`.
+
+    With `keep_diverged` a run that diverges is finished with the rounds before, and says so.
+    """
     from fedpmt.simulation.assemble import assembled
 
     with assembled(settings, problem, method, folder) as federation:
@@ -144,7 +150,14 @@ def simulate(
             if on_start is not None:
                 on_start()
             while journal.stopped is None:
-                record = journal.add(*federation.play(journal.progress))
+                try:
+                    played = federation.play(journal.progress)
+                except DivergedError:
+                    if not keep_diverged:
+                        raise
+                    journal.stopped = "diverged"
+                    break
+                record = journal.add(*played)
                 if on_round is not None:
                     on_round(record)
         return journal.finish()
@@ -156,7 +169,7 @@ class Journal:
     def __init__(self, federation: Federation, folder: Path) -> None:
         self.federation, self.folder = federation, folder
         self._saved = _continue(federation, folder)
-        self.stopped = _stop(federation, self._saved)
+        self.stopped: Stopped | None = _stop(federation, self._saved)
         self._written = time.monotonic()
         self._lines: BinaryIO | None = None
 
@@ -232,7 +245,7 @@ def _check_rounds(path: Path, saved: Saved) -> None:
         raise SettingError(f"{path} does not hold the {saved.progress.rounds} rounds of its checkpoint")
 
 
-def _stop(federation: Federation, saved: Saved) -> Literal["rounds", "target", "time-budget"] | None:
+def _stop(federation: Federation, saved: Saved) -> Stopped | None:
     settings, progress, totals = federation.settings, saved.progress, saved.totals
     if settings.target is not None and totals.accuracy is not None and totals.accuracy >= settings.target:
         return "target"
@@ -246,6 +259,9 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
 
     settings, progress, totals = federation.settings, saved.progress, saved.totals
     predictor = federation.predictor(progress)
+    if stopped == "diverged":
+        classes = federation.problem.data.classes
+        totals = replace(totals, accuracy=1 / classes if classes else None, loss=None)
     # With the module's own counters, so that the file loads strictly into the user's module; what is shared by
     # methods without a global model stands alone.
     module = federation.problem.model.module.state_dict() if predictor.kind == "global" else {}

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fedpmt.types import Tensors
+
 GLOBAL = "global"
 """The name of the one prototype that most methods have."""
 
@@ -166,6 +168,15 @@ def add_at(target: Tensor, selection: Selection, values: Tensor | float) -> None
         target[_bits(selection).to(target.device)] += values
     else:
         target[tuple(index.to(target.device) for index in grid(selection, tuple(target.shape)))] += values
+
+
+def embedded(cut: Tensors, selections: Mapping[str, Selection], shapes: Shapes) -> dict[str, Tensor]:
+    """Tensors in the full shapes: cut ones in their places, zeros everywhere else."""
+    full = {}
+    for name, values in cut.items():
+        full[name] = values.new_zeros(shapes[name])
+        add_at(full[name], selections[name], values)
+    return full
 
 
 def grid(selection: Indices, shape: tuple[int, ...]) -> tuple[Tensor, ...]:

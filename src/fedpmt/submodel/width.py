@@ -63,9 +63,10 @@ def important_channels(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 def disjoint_channels(size: int, pieces: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """All channels dealt into random pieces, as equal as can be and without overlap.
+    """All channels dealt into random pieces, as equal as can be and without overlap, each in the order dealt.
 
-    A piece has at least one channel, so where there are more pieces than channels some share one.
+    In that order any first part of a piece is a random draw of it. A piece has at least one channel, so where there
+    are more pieces than channels some share one.
 
     >>> deal = disjoint_channels(7, 3, np.random.default_rng(0))
     >>> [len(piece) for piece in deal], sorted(np.concatenate(deal).tolist())
@@ -74,7 +75,7 @@ def disjoint_channels(size: int, pieces: int, rng: np.random.Generator) -> list[
     order = rng.permutation(size)
     if pieces > size:
         return [order[piece % size : piece % size + 1] for piece in range(pieces)]
-    return [np.sort(piece) for piece in np.array_split(order, pieces)]
+    return np.array_split(order, pieces)
 
 
 def channel_norms(structure: Structure, tensors: Mapping[str, Tensor], group: Group) -> np.ndarray:
