@@ -22,7 +22,7 @@ from fedpmt.experiments.findings import (
     reached_seconds,
 )
 from fedpmt.experiments.paper import IID, TWO_CLASSES
-from fedpmt.experiments.readings import final
+from fedpmt.experiments.readings import final, reaching
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from report_samples import run
@@ -63,6 +63,30 @@ def test_who_never_reaches_the_target_is_behind() -> None:
     # At 20 s and after 200 bytes; with 1.2 already at 10 s.
     assert [reached_seconds(one) for one in ended(0.6, 1.2)] == [20.0, 10.0]
     assert [reached_bytes(one) for one in ended(0.6, 1.2)] == [200.0, 100.0]
+
+
+def test_one_of_several_seeds_decides_nothing() -> None:
+    sooner = Finding("", "", "a", "b", reached_seconds)
+    assert sooner.verdict(ended(0.6, 0.3, 0.3), ended(0.3, 0.3, 0.3)) == (OPEN, "1 of 3")
+    assert sooner.verdict(ended(0.6, 0.6, 0.3), ended(0.3, 0.3, 0.3)) == (SEEN, "2 of 3")
+    higher = Finding("", "", "a", "b", final, more=True)
+    assert higher.verdict(ended(0.8, 0.8, 0.8), ended(0.3)) == (
+        OPEN,
+        "1 of 3",
+    )  # the others are not there yet
+
+
+def test_a_target_is_reached_by_a_mean_not_by_a_jump() -> None:
+    """Twenty evaluations, so the mean of two: one at 0.9 between zeros makes 0.45, and the 12th and 13th 0.5."""
+    jumpy = run([0.0, 0.0, 0.9, 0.0, *[0.0] * 7, 0.5, 0.5, *[0.6] * 7])
+    found = reaching(jumpy, 0.5)
+    assert found is not None
+    assert (found.round, found.seconds, found.bytes_up) == (13, 130.0, 1300)
+    assert reached_seconds(jumpy) == 130.0
+    assert reaching(jumpy, 0.61) is None
+    # With two classes per device the papers' findings are read at 40 %.
+    assert reached_seconds(run([0.1, 0.42], partition=TWO_CLASSES)) == 20.0
+    assert reached_seconds(run([0.1, 0.42], partition=IID)) is None
 
 
 def test_a_margin_and_jumps() -> None:

@@ -21,13 +21,21 @@ from fedpmt.data.partition import partition as split
 from fedpmt.data.public import hold_out
 from fedpmt.experiments import entrants
 from fedpmt.experiments.entrants import ENTRANTS, KNOWN, Contest, entrants_of
-from fedpmt.experiments.frontier import frontier, spread, track
+from fedpmt.experiments.frontier import best_table, drawn, frontier, spread, track, tracks_of
 from fedpmt.experiments.guide import NOT_YET, QUESTIONS, SPOT, filled
-from fedpmt.experiments.leaderboard import RIVALS, command_of, needs
+from fedpmt.experiments.leaderboard import RIVALS, _text, command_of, needs
 from fedpmt.experiments.library import name_of
 from fedpmt.experiments.paper import IID, TWO_CLASSES, Scope
 from fedpmt.experiments.readings import final
-from fedpmt.experiments.scores import losses, scores, verdict_text
+from fedpmt.experiments.scores import (
+    Score,
+    downloaded,
+    losses,
+    measures_of,
+    result_table,
+    scores,
+    verdict_text,
+)
 from fedpmt.methods.registry import METHODS, create
 from fedpmt.report.theme import SIGNS
 from fedpmt.simulation.assemble import assembled
@@ -40,6 +48,7 @@ from report_samples import run
 
 if TYPE_CHECKING:
     from fedpmt.experiments.entrants import Found
+    from fedpmt.records import RunRecord
 
 
 def test_every_method_takes_part_once_in_its_strongest_form() -> None:
@@ -263,6 +272,106 @@ def test_where_fedpmt_loses_is_said() -> None:
     )
 
 
+def lost(accuracies: list[float | None], **changes: Any) -> RunRecord:
+    """A run that diverged after these rounds, of ten classes."""
+    one = run(accuracies, **changes)
+    assert one.result is not None
+    return one.model_copy(
+        update={"result": one.result.model_copy(update={"stopped": "diverged", "accuracy": 0.1})}
+    )
+
+
+def test_a_run_that_diverged_counts_as_a_guess_and_spares_nothing() -> None:
+    """FedAvg is ahead in two seeds; in the third it is lost after two of four rounds."""
+    good: list[float | None] = [0.3, 0.5, 0.7, 0.9]
+    found: Found = {
+        (IID, "fedpmt"): [run([0.3, 0.4, 0.5, 0.6], seed=seed, method="fedpmt") for seed in range(3)],
+        (IID, "fedavg"): [
+            *(run(good, seed=seed, method="fedavg") for seed in range(2)),
+            lost([0.3, 0.5], seed=2, method="fedavg"),
+        ],
+    }
+    contest = Contest([0, 1, 2], partitions=(IID,), entrants=entrants_of(["fedpmt", "fedavg"]))
+    every = {one.entrant.name: one for one in scores(contest, found)}
+    score = every["fedavg"]
+    assert score.accuracy.mean == pytest.approx((0.9 + 0.9 + 0.1) / 3)
+    assert (score.diverged, score.accuracy.runs) == (1, 3)
+    assert score.total.bytes_up is not None
+    assert score.total.bytes_up.mean == 400  # of the runs that went on
+    cells = result_table("", [score], contest.targets).rows[0]
+    assert cells[2] == "3, diverged in 1 of 3"
+    assert "(2 of 3)" in cells[3]  # minutes to 40 %
+    # It has sent less only because it was lost.
+    rows = {row["measure"]: row for row in losses(contest, found, list(every.values()))}
+    assert rows["uploaded"]["ahead"] == {}
+    assert rows["accuracy"]["ahead"] == {}
+    # On the frontier the lost seed pulls the mean down from where it is lost.
+    spent, means = zip(*track(found[IID, "fedavg"], "bytes"), strict=True)
+    assert spent == (100, 200, 300, 400)
+    assert means == pytest.approx((0.3, 0.5, (0.7 + 0.7 + 0.1) / 3, (0.9 + 0.9 + 0.1) / 3))
+    assert track([lost(good)], "bytes") == []
+
+
+def test_runs_with_splits_of_their_own_are_one_row() -> None:
+    members = [run([0.5, 0.6], seed=seed, partition_seed=seed) for seed in range(3)]
+    one = Score.of(KNOWN["fedpmt"], IID, members, (0.5,))
+    assert one is not None
+    assert one.total.runs == one.accuracy.runs == 3
+
+
+def test_variants_lead_and_a_method_loses_to_another_once() -> None:
+    """FedProx ends low in its main form and high in another: that one is on the frontier, drawn, and counted."""
+    ends = {
+        "fedpmt": 0.6,
+        "fedavg": 0.5,
+        "fedprox": 0.55,
+        "fedprox:mu-0.01": 0.8,
+        "slimfl": 0.7,
+        "slimfl:fading": 0.65,
+    }
+    found: Found = {
+        (IID, name): [run([0.1, end + seed / 100], seed=seed, method=name) for seed in range(2)]
+        for name, end in ends.items()
+    }
+    contest = Contest([0, 1], partitions=(IID,), entrants=entrants_of(list(ends)))
+    every = scores(contest, found)
+    rows = {row["measure"]: row for row in losses(contest, found, every)}
+    assert set(rows["accuracy"]["ahead"]) == {"fedprox:mu-0.01", "slimfl"}
+    assert rows["accuracy"]["rivals"] == 3
+    tracks = tracks_of(contest, found, every, IID, "seconds")
+    assert set(tracks) == set(ends)
+    names = [one.entrant.name for one in drawn(every, frontier(tracks))]
+    assert "fedprox:mu-0.01" in names
+    assert "slimfl:fading" not in names
+    _, values = best_table(contest, found, every, "seconds")
+    assert values[-1]["best"] == "fedprox:mu-0.01"
+
+
+def test_downloads_have_what_says_which_part_it_is() -> None:
+    one = run([0.5, 0.6])
+    heavy = one.model_copy(
+        update={"rounds": tuple(step.model_copy(update={"overhead_bytes": 7}) for step in one.rounds)}
+    )
+    assert [downloaded(either) for either in (one, heavy)] == [400, 414]
+    score = Score.of(KNOWN["ist"], IID, [heavy], (0.5,))
+    assert score is not None
+    assert score.values()["bytes_down"] == 414
+    downloads = next(measure for measure in measures_of((0.5,)) if measure.name == "downloaded")
+    assert downloads.of(heavy) == 414
+
+
+def test_the_page_says_what_is_evaluated_and_how_devices_train() -> None:
+    for data, whose in (("embedded", "ours"), ("cifar10", "as in FedPMT's paper")):
+        contest = Contest([0], data)
+        text = _text(contest, [1], "")
+        one = contest.settings(KNOWN["fedpmt"], IID, 0)
+        assert f"SGD at rate {one.lr:g}, in batches of {one.batch}, 1 epoch a round, {whose}" in text
+        assert "FedGKT's by Adam" in text
+        assert (
+            "`split` of a device's part of a net with the part that all share, on the whole test set" in text
+        )
+
+
 def test_the_page_of_a_few_tiny_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entrants, "QUICK_ROUNDS", 3)
     names, split = ["fedpmt", "fedavg", "comet", "heterofl"], TWO_CLASSES
@@ -313,7 +422,10 @@ def test_the_guide_says_what_was_measured_and_no_more() -> None:
         row("fedavg", 0.61),
         row("fedpmt", 0.6, memory_slowest_level=1e6),
         row("feddf", 0.7, server_operations=5.0),
+        row("fedprox", 0.5),
+        row("fedprox:mu-0.01", 0.605, diverged=1, runs=3),
         row("comet", 0.9, evaluates="personal"),
+        row("fedgkt", 0.8, evaluates="split"),
     ]
     lead = {"partition": IID, "limit": 120.0, "best": "fedpmt", "accuracy": 0.4, "fedpmt": 0.4}
     numbers = {
@@ -326,11 +438,18 @@ def test_the_guide_says_what_was_measured_and_no_more() -> None:
         spot = f"<!-- measured: {data} iid {question} -->?<!-- end -->"
         return filled(spot, "cifar10", numbers).split("-->")[1].removesuffix("<!-- end ")
 
-    assert said("accuracy") == "FedDF 70.0 ± 1.0 %; FedAvg 61.0 ± 1.0 %; FedPMT 60.0 ± 1.0 %"
-    assert said("lean") == "FedAvg 61.0 ± 1.0 %; FedPMT 60.0 ± 1.0 %"
+    assert said("accuracy") == (
+        "FedDF 70.0 ± 1.0 %; FedAvg 61.0 ± 1.0 %; FedProx, mu 0.01 60.5 ± 1.0 %, diverged in 1 of 3; "
+        "FedPMT is number 4 of 4 with 60.0 %"
+    )
+    # FedProx stands once, with its better form.
+    assert said("lean") == (
+        "FedAvg 61.0 ± 1.0 %; FedProx, mu 0.01 60.5 ± 1.0 %, diverged in 1 of 3; FedPMT 60.0 ± 1.0 %"
+    )
     assert said("time") == "for 2 min FedPMT (40.0 %)"
     assert said("uploads") == NOT_YET
     assert said("own") == "COMET 90.0 ± 1.0 %"
+    assert said("split") == "FedGKT 80.0 ± 1.0 %"
     assert said("public") == "best with it: FedDF 70.0 ± 1.0 %; best without: FedAvg 61.0 ± 1.0 %"
     assert said("accuracy", "embedded") == "?"
     with pytest.raises(SettingError, match="did you mean 'accuracy'"):

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
 from fedpmt import api
 from fedpmt.methods.fedgen import FedGen
+from fedpmt.records import DEVICES, MODEL_FILE
+from fedpmt.simulation.checkpoint import read_value
 from fedpmt.training.latent import COUNTS, GENERATOR, diversity, generate, new_generator, noise_of
 from fedpmt.types import MODEL, SettingError
 from support import Bench, samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CPU = torch.device("cpu")
 
@@ -250,6 +257,30 @@ class TestHeadAlone:
         assert run.result.budget_action == "device"
         assert not any(device.over_budget for step in run.rounds for device in step.devices)
         assert run.result.bytes_up == sum(device.bytes_up for step in run.rounds for device in step.devices)
+
+    def test_what_is_evaluated_is_every_body_with_the_shared_head_on_all_classes(
+        self, tmp_path: Path
+    ) -> None:
+        """Also where devices hold two classes each: unlike personal nets these are not tested on their own classes."""
+        settings: dict[str, Any] = {
+            "rounds": 2,
+            "devices": 10,
+            "cohort": 4,
+            "samples": 20,
+            "partition": "classes:2",
+        }
+        run = api.run("fedgen", options={"share": "head"}, out=tmp_path, **settings)
+        assert run.result is not None
+        files = {int(path.name.split("-")[0]): path for path in (tmp_path / DEVICES).glob("*/*")}
+        problem = api.paper_problem_of(api.settings_of(run.settings))
+        test, head = problem.data.test, load_file(tmp_path / MODEL_FILE)
+        hits = []
+        for path in files.values():
+            outputs = problem.model.forward(
+                {**read_value(path).tensors, **head}, torch.from_numpy(test.inputs)
+            )
+            hits.append(float((outputs.argmax(1).numpy() == test.targets).mean()))
+        assert run.result.accuracy == pytest.approx(np.mean(hits), abs=1e-6)
 
     def test_redrawn_levels_are_refused(self) -> None:
         with pytest.raises(SettingError, match="level-draw = 'round' is refused: fedgen keeps a net"):

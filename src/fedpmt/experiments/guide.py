@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from fedpmt.experiments.entrants import KNOWN
+from fedpmt.experiments.scores import lost
 from fedpmt.records import write_atomically
 from fedpmt.report.quantities import bytes_unit, show, time_unit
 from fedpmt.types import SettingError
@@ -63,11 +64,16 @@ def told(row: Row) -> str:
     """An entrant with its accuracy."""
     half = row["accuracy_half_interval"]
     interval = "" if half is None else f" ± {100 * half:.1f}"
-    return f"{KNOWN[row['entrant']].title} {100 * row['accuracy']:.1f}{interval} %"
+    ended = lost(row.get("diverged", 0), row.get("runs", 1))
+    return f"{KNOWN[row['entrant']].title} {100 * row['accuracy']:.1f}{interval} %{ended}"
 
 
 def listed(rows: Sequence[Row]) -> str:
-    """A few of them, and FedPMT with its place."""
+    """A few of them, each method once by its best form, and FedPMT with its place."""
+    forms: dict[str, Row] = {}
+    for row in rows:
+        forms.setdefault(KNOWN[row["entrant"]].method, row)
+    rows = list(forms.values())
     shown = "; ".join(told(row) for row in rows[:FEW])
     place = next((place for place, row in enumerate(rows, 1) if row["entrant"] == "fedpmt"), None)
     if place is None or place <= FEW:
@@ -123,10 +129,16 @@ def public(numbers: Mapping[str, Any], partition: str) -> str:
     return f"best with it: {told(with_data[0])}; best without: {told(without[0])}"
 
 
-def own(numbers: Mapping[str, Any], partition: str) -> str:
-    """Nets of devices' own, on the classes that they hold."""
-    rows = [row for row in numbers["rows"] if row["partition"] == partition and row["evaluates"] != "global"]
-    return "; ".join(told(row) for row in sorted(rows, key=lambda row: -row["accuracy"]))
+def of_devices(evaluates: str) -> Callable[[Mapping[str, Any], str], str]:
+    """Nets that are not one for all: devices' own, on the classes they hold, or split ones, on all classes."""
+
+    def question(numbers: Mapping[str, Any], partition: str) -> str:
+        rows = [
+            row for row in numbers["rows"] if row["partition"] == partition and row["evaluates"] == evaluates
+        ]
+        return "; ".join(told(row) for row in sorted(rows, key=lambda row: -row["accuracy"]))
+
+    return question
 
 
 QUESTIONS: dict[str, Callable[[Mapping[str, Any], str], str]] = {
@@ -136,5 +148,6 @@ QUESTIONS: dict[str, Callable[[Mapping[str, Any], str], str]] = {
     "memory": memory,
     "lean": lean,
     "public": public,
-    "own": own,
+    "own": of_devices("personal"),
+    "split": of_devices("split"),
 }

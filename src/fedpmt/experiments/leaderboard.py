@@ -14,6 +14,7 @@ from fedpmt.experiments.entrants import BUDGET, ENTRANTS, Contest
 from fedpmt.experiments.findings import findings, findings_table
 from fedpmt.experiments.frontier import best_table, caption, draw
 from fedpmt.experiments.paper import (
+    DATA,
     IID,
     PARTITIONS,
     TITLES,
@@ -112,6 +113,8 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
     one = contest.settings(contest.entrants[0], contest.partitions[0], 0)
     speeds = len(one.levels.split(","))
     seeds = seeds_text(range(counts[-1])) if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]} seeds"
+    epochs = "1 epoch" if one.epochs == 1 else f"{one.epochs} epochs"
+    whose = "as in FedPMT's paper" if contest.data in DATA.values() else "ours"
     held = {key.replace("_", "-"): value for key, value in api.HELD_OUT.items()}
     return (
         f"{seeds}, {contest.played} rounds on {contest.data}, {one.devices} devices of {speeds} speeds "
@@ -120,12 +123,16 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
         "a method, it is over it and the clock shows what that costs. The server's work is at most "
         f"{one.server_cap:g} times its devices' operations a round, and takes no virtual time. "
         f"For all methods alike {held['public']} is held out as public data and {held['validation']} as "
-        "validation data, whoever needs it, so devices hold the same. Learning rate, batch and epochs are the "
-        "paper's for all; methods' own settings stand in the last table.\n\n"
+        "validation data, whoever needs it, so devices hold the same. Every seed has a split of its own, the same for "
+        f"all methods. Devices train by SGD at rate {one.lr:g}, in batches of {one.batch}, {epochs} a round, {whose}; "
+        "but FedGKT's by Adam at its own rate, on both sides. Methods' own settings stand in the last table.\n\n"
         f"Accuracy is the mean over the last {100 * TAIL:.0f} % of the rounds, over seeds, with "
         f"{100 * CONFIDENCE:.0f} % intervals. Time is virtual; bytes and operations are of all devices in "
-        "all rounds; memory is the most that a device held. † marks accuracies of devices' own nets, on the classes "
-        "each holds: another quantity than a global model's.\n\n"
+        "all rounds, what is downloaded with index lists, masks and seeds; memory is the most that a device held. An "
+        f"accuracy is reached where the mean over the last {100 * TAIL:.0f} % of the evaluations is there. A run that "
+        "diverges counts as a guess, and reaches nothing. † marks accuracies that are not of one global model but "
+        "means over devices that took part: `mean personal` of devices' own nets, each on the test samples of the "
+        "classes it holds; `split` of a device's part of a net with the part that all share, on the whole test set.\n\n"
         f"**Where FedPMT stands.**\n\n{verdicts or '- No run of it yet.'}\n"
     )
 
