@@ -272,6 +272,23 @@ def test_where_fedpmt_loses_is_said() -> None:
     )
 
 
+def test_most_of_feddfs_cap_is_not_spent_on_looking(tmp_path: Path) -> None:
+    """On CIFAR-10, before the first step and after the last: less than a quarter of what the server may do."""
+    one = Contest([0]).settings(KNOWN["feddf"], IID, 0)
+    made_up = one.model_copy(
+        update={"data": "synthetic:1,1", "devices": 100, "public": "none", "validation": 0.0}
+    )
+    with assembled(one, api.paper_problem_of(made_up), api.method_of(one), tmp_path) as federation:
+        progress = federation.start()
+        round_ = federation.round(progress)
+        asked, _ = federation.settle(progress, round_)
+        prices = {ask.part.label: round_.price(ask.part) for ask in asked}
+        assert len(prices) == 5
+        looks = 2 * one.validation * 50_000 / one.batch * sum(cost.inference for cost in prices.values())
+        assert one.server_cap is not None
+        assert looks < 0.25 * one.server_cap * sum(map(federation.operations, asked))
+
+
 def lost(accuracies: list[float | None], **changes: Any) -> RunRecord:
     """A run that diverged after these rounds, of ten classes."""
     one = run(accuracies, **changes)
