@@ -116,6 +116,17 @@ def test_a_run_that_diverges_is_kept_and_stops_no_other(tmp_path: Path) -> None:
     assert not any((tmp_path / "work").iterdir())
 
 
+@pytest.mark.parametrize("method", ["fedgen", "comet", "scaffold"])
+def test_whatever_a_method_reports_when_it_diverges_can_be_read_back(method: str, tmp_path: Path) -> None:
+    """FedGen's loss of the generator, say, is no number any more, rounds before anything is evaluated."""
+    wild = api.settings_of({**TINY, "method": method, "lr": 1e3, "rounds": 6, "eval_every": 6})
+    run = api.run_in(tmp_path / "run", wild, lambda: api.paper_problem_of(wild), keep_diverged=True)
+    assert run.result is not None
+    assert run.result.rounds == len(run.rounds)
+    assert run.result.accuracy is not None
+    assert run.result.accuracy < 0.5
+
+
 def test_answers_that_are_not_finite_are_a_divergence() -> None:
     points = np.array([[0.1, 0.9], [np.nan, 0.2]])
     with pytest.raises(DivergedError, match="answers"):

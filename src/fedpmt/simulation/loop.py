@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -160,7 +160,7 @@ class Federation:
         record = self.record(progress, asked, verdict.outcomes, verdict.round_seconds)
         record = record.model_copy(
             update={
-                "metrics": {**_mean("train_loss", losses), **step.metrics, **self.privacy(progress)},
+                "metrics": {**_mean("train_loss", losses), **_finite(step.metrics), **self.privacy(progress)},
                 "server_operations": step.server_operations,
                 "round_seconds": round_seconds,
             }
@@ -522,9 +522,13 @@ def _noting(replies: Iterable[Reply], losses: list[float]) -> Iterator[Reply]:
 
 
 def _mean(name: str, values: list[float]) -> dict[str, float]:
-    """A metric of the round; none where it is not a number that JSON can hold."""
-    mean = float(np.mean(values)) if values else np.nan
-    return {name: mean} if np.isfinite(mean) else {}
+    """A metric of the round; none where there is nothing to take the mean of, or it is not finite."""
+    return _finite({name: float(np.mean(values)) if values else np.nan})
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Those that are numbers which JSON can hold."""
+    return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
 
 def payload_bytes(payload: Payload) -> int:
