@@ -204,7 +204,7 @@ def test_the_server_keeps_to_its_budget() -> None:
 def test_a_run_keeps_within_the_cap_and_says_so() -> None:
     run = api.run("feddf", rounds=2, devices=10, cohort=10, samples=60)
     assert run.result is not None
-    assert (run.result.public_samples, run.result.validation_samples) == (400, 80)
+    assert (run.result.public_samples, run.result.validation_samples) == (400, 40)
     for record in run.rounds:
         assert 0 < record.server_operations <= 2 * record.operations
         assert 0 < record.metrics["server_steps"] < record.metrics["server_steps_default"] == 10_000
