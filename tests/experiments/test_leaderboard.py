@@ -59,6 +59,15 @@ def test_every_method_takes_part_once_in_its_strongest_form() -> None:
     assert dropped.options == {"scope": "all", "scaling": True, "match": "within"}
 
 
+def test_fedgen_learns_in_the_form_in_which_it_takes_part(tmp_path: Path) -> None:
+    """With B from 10, the other value of its code, it is still at a guess after as many rounds."""
+    one = Contest([0], "embedded", rounds=12).settings(KNOWN["fedgen"], TWO_CLASSES, 0)
+    run = api.run_in(tmp_path / "run", one, lambda: api.paper_problem_of(one))
+    assert run.result is not None
+    assert run.result.accuracy is not None
+    assert run.result.accuracy > 0.4
+
+
 def test_runs_are_those_of_the_table() -> None:
     found = Contest(range(3)).runs()
     assert len({name_of(one) for one in found}) == 3 * 2 * len(ENTRANTS)

@@ -90,7 +90,12 @@ ENTRANTS = (
         personal=True,
     ),
     Entrant("fedgkt", "distillation on both sides, T = 3", exchanges=True, personal=True),
-    Entrant("fedgen", "A and B from 10, falling", exchanges=True),
+    Entrant(
+        "fedgen",
+        "A from 10 and B from 1, falling, as its code has for EMNIST",
+        {"latent": 1.0},
+        exchanges=True,
+    ),
     Entrant("fedmp", "α from the budget", {"bandit": False}),
     Entrant("prunefl", "initial pruning in a twentieth of the rounds, further pruning, one mask"),
     Entrant("feddrop", "all layers, scaled activations, overlap mean", {"scope": "all", "scaling": True}),
@@ -121,7 +126,7 @@ ENTRANTS = (
     Entrant(
         "fedgen",
         "as FedGen, only the head is shared",
-        {"share": "head"},
+        {"share": "head", "latent": 1.0},
         "head-only",
         exchanges=True,
         personal=True,
