@@ -363,21 +363,11 @@ def own_text(results: own.OwnResults) -> str:
         for one in results.stages
     ]
     evaluations = [
-        [
-            one.setting,
-            seconds_text(one.round_seconds),
-            seconds_text(one.evaluated_seconds),
-            f"{one.share:.2f}",
-        ]
+        [one.setting, *map(seconds_text, (one.round_seconds, one.evaluated_seconds)), f"{one.share:.2f}"]
         for one in results.evaluations
     ]
     modules = [
-        [
-            one.setting,
-            seconds_text(one.seconds),
-            seconds_text(one.plain_seconds),
-            f"{one.plain_seconds / one.seconds:.1f} x",
-        ]
+        [one.setting, *map(seconds_text, (one.seconds, one.plain_seconds)), f"{one.faster:.1f} x"]
         for one in results.modules
     ]
     head = ("setting", "E", "width", "a device's round", "time of the full", "`exact` of the full", "apart")

@@ -83,6 +83,11 @@ class ModuleTime(BaseModel):
     seconds: float
     plain_seconds: float
 
+    @property
+    def faster(self) -> float:
+        """How many times as long the plain loop takes."""
+        return self.plain_seconds / self.seconds
+
 
 class OwnResults(BaseModel):
     """One run of this part of the benchmark."""

@@ -10,6 +10,7 @@ import math
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from fedpmt.allowance import ROUNDING
 from fedpmt.report.tables import Milestone, evaluated, uploaded
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 TAIL = 0.1
 """The share of the rounds, or of the evaluations, that a mean is over."""
-
-ROUNDING = 1e-9
 
 
 def final(run: RunRecord) -> float:

@@ -261,12 +261,8 @@ def claims(values: list[dict[str, Any]], drifts: list[dict[str, Any]]) -> list[C
 def _against_variants(values: list[dict[str, Any]]) -> Claim:
     """FedPMT's lead over each variant of FedDrop, and which of them shows a gap like the paper's."""
     cases, wide = [], []
-    for study in STUDIES:
-        rows = {
-            row["variant"]: row[TWO_CLASSES]
-            for row in values
-            if row["study"] == study.title and OURS in study.variants
-        }
+    for study in (one for one in STUDIES if OURS in one.variants):
+        rows = {row["variant"]: row[TWO_CLASSES] for row in values if row["study"] == study.title}
         for variant, theirs in rows.items():
             if variant == OURS or theirs is None or rows[OURS] is None:
                 continue
