@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from fedpmt.submodel.part import Whole, add_at, take
-from fedpmt.training.native import native_fold
+from fedpmt.submodel.part import Indices, Whole, add_at, take
+from fedpmt.training.native import native_add_at, native_fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,10 +70,16 @@ class CoverageMean:
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(current)
             difference = tensors[name] - take(current, selection)
-            add_at(self._sums[name], selection, difference if share == 1 else difference.mul_(share))
+            if share != 1:
+                difference.mul_(share)
             if not isinstance(cover, torch.Tensor):
                 self._covers[name] = cover = torch.full_like(current, cover)
-            add_at(cover, selection, weight)
+            sums = self._sums[name]
+            if not isinstance(selection, Indices) or not native_add_at(
+                sums, cover, selection.axes, difference, weight
+            ):
+                add_at(sums, selection, difference)
+                add_at(cover, selection, weight)
 
     def result(self) -> dict[str, Tensor]:
         """The new weights, once; tensors that nobody trained are the old ones, not copies."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.models.nets import NETS
 from fedpmt.seeds import Seeds, generator
 from fedpmt.submodel.depth import full, suffix, widths
-from fedpmt.submodel.part import GLOBAL, Part, take
+from fedpmt.submodel.part import GLOBAL, Indices, Part, add_at, local_shape, take
 from fedpmt.submodel.width import random_channels, thinned
 from fedpmt.training import fused, native
 from fedpmt.training.control import CONTROL, Control, ControlledWork
@@ -260,6 +261,50 @@ def test_replies_are_summed_to_the_bits_of_torch(entries: int, fresh: bool) -> N
         wanted += (reply - now) * share
     assert native.native_fold(before, now, replies, shares, fresh=fresh)
     assert torch.equal(before, wanted)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((7,), ([0, 3, 6],)),
+        ((5, 9), ([1, 4], None)),
+        ((5, 9), (None, [0, 2, 8])),
+        ((5, 9), ([], [0, 2])),
+        ((4, 6, 3, 3), ([0, 3], [1, 2, 5], None, None)),
+        ((4, 6, 3, 3), (None, None, None, None)),
+    ],
+)
+def test_cut_replies_are_added_to_the_bits_of_torch(
+    shape: tuple[int, ...], axes: tuple[list[int] | None, ...]
+) -> None:
+    draw = torch.Generator().manual_seed(len(shape))
+    sums, covers = torch.randn(shape, generator=draw), torch.randn(shape, generator=draw)
+    places = tuple(None if kept is None else np.array(kept, dtype=np.int64) for kept in axes)
+    values = torch.randn(local_shape(Indices(places), shape), generator=draw)
+    wanted, covered = sums.clone(), covers.clone()
+    add_at(wanted, Indices(places), values)
+    add_at(covered, Indices(places), 0.3)
+    assert native.native_add_at(sums, covers, places, values, 0.3)
+    assert torch.equal(sums, wanted)
+    assert torch.equal(covers, covered)
+
+
+@pytest.mark.parametrize(
+    ("axes", "cut"),
+    [
+        ((np.array([0, 4]), None), (2, 4)),
+        ((np.array([-1, 2]), None), (2, 4)),
+        ((np.array([0, 1]), None), (3, 4)),
+    ],
+)
+def test_no_cut_reply_is_written_outside_its_tensor(
+    axes: tuple[np.ndarray | None, ...], cut: tuple[int, ...]
+) -> None:
+    sums, covers = torch.zeros(4, 4), torch.zeros(4, 4)
+    assert not native.native_add_at(sums, covers, axes, torch.ones(cut), 1.0)
+    assert not sums.any()
+    assert not covers.any()
 
 
 def test_what_the_compiled_sum_does_not_know_is_left_to_torch() -> None:

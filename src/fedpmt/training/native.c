@@ -678,3 +678,17 @@ void fedpmt_fold(float *sums, const float *now, const float *const *replies, con
         }
     }
 }
+
+/* sums += values and covers += weight at some rows and columns of a tensor whose entries are runs of `inner`. */
+void fedpmt_add_at(float *sums, float *covers, const float *values, float weight, const int64_t *rows, int64_t height,
+                   const int64_t *columns, int64_t width, int64_t row_length, int64_t inner) {
+    for (int64_t row = 0; row < height; row++) {
+        for (int64_t column = 0; column < width; column++, values += inner) {
+            const int64_t first = rows[row] * row_length + columns[column] * inner;
+            for (int64_t j = 0; j < inner; j++) {
+                sums[first + j] += values[j];
+                covers[first + j] += weight;
+            }
+        }
+    }
+}

@@ -101,7 +101,7 @@ def library() -> ctypes.CDLL | None:
         return None
     loaded.fedpmt_train.restype = ctypes.c_double
     loaded.fedpmt_forward.restype = ctypes.c_int32
-    loaded.fedpmt_fold.restype = loaded.fedpmt_turn.restype = None
+    loaded.fedpmt_fold.restype = loaded.fedpmt_add_at.restype = loaded.fedpmt_turn.restype = None
     return loaded
 
 
@@ -433,6 +433,45 @@ def native_fold(
         with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1)) as cores:
             list(cores.map(fold, starts))
     return True
+
+
+def native_add_at(
+    sums: Tensor, covers: Tensor, axes: Sequence[np.ndarray | None], values: Tensor, weight: float
+) -> bool:
+    """`sums` += values and `covers` += weight where `axes` select; False where it is not for this code."""
+    compiled = library()
+    if compiled is None or not all(_plain(tensor) for tensor in (sums, covers, values)):
+        return False
+    shape = tuple(sums.shape)
+    pairs = zip(shape, axes, strict=True)
+    within = all(kept is None or bool(((kept >= 0) & (kept < full)).all()) for full, kept in pairs)
+    if not shape or not within or any(kept is not None for kept in axes[2:]):
+        return False
+    rows, columns = (
+        _places(kept, full) for full, kept in zip((*shape, 1)[:2], (*axes, None)[:2], strict=True)
+    )
+    inner = math.prod(shape[2:])
+    if len(axes) > 1 and axes[1] is None:  # whole rows are one run
+        columns, inner = _places(None, 1), math.prod(shape[1:])
+    if values.numel() != len(rows) * len(columns) * inner:
+        return False
+    compiled.fedpmt_add_at(
+        ctypes.c_void_p(sums.data_ptr()),
+        ctypes.c_void_p(covers.data_ptr()),
+        ctypes.c_void_p(values.data_ptr()),
+        ctypes.c_float(weight),
+        ctypes.c_void_p(rows.ctypes.data),
+        ctypes.c_int64(len(rows)),
+        ctypes.c_void_p(columns.ctypes.data),
+        ctypes.c_int64(len(columns)),
+        ctypes.c_int64(math.prod(shape[1:])),
+        ctypes.c_int64(inner),
+    )
+    return True
+
+
+def _places(kept: np.ndarray | None, full: int) -> np.ndarray:
+    return np.arange(full, dtype=np.int64) if kept is None else np.ascontiguousarray(kept, dtype=np.int64)
 
 
 def _plain(tensor: Tensor) -> bool:
