@@ -173,6 +173,11 @@ class Settings(BaseModel):
         "cpu", description="where tensors live and devices are computed"
     )
     eval_every: int = Field(1, ge=1, description="rounds between evaluations")
+    personal_test: int | None = Field(
+        None,
+        ge=1,
+        description="test samples that each device's own model is tested on, drawn once; none: all",
+    )
     target: float | None = Field(None, gt=0, le=1, description="stop at this accuracy")
     time_budget: float | None = Field(None, gt=0, description="stop when the virtual clock passes this")
     checkpoint_seconds: float = Field(10.0, ge=0, description="real seconds between checkpoints")

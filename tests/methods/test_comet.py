@@ -218,6 +218,21 @@ def test_a_run_evaluates_the_mean_of_personal_nets_and_keeps_those_of_members_al
     assert run.result.accuracy == pytest.approx(np.mean(means), abs=1e-6)
 
 
+def test_a_device_can_be_tested_on_fewer_samples_the_same_in_every_round() -> None:
+    """A net of its own, tested on one sample, is right or wrong; on more than there are, as on all."""
+    same: dict[str, Any] = {"devices": 4, "cohort": 4, "samples": 20, "rounds": 2, "lr": 1e-9}
+    for record in api.run("comet", personal_test=1, **same).rounds:
+        assert record.accuracy is not None
+        assert (4 * record.accuracy).is_integer()
+    # Nets that hardly move answer the same way, so the samples were the same.
+    drawn = [record.accuracy for record in api.run("comet", personal_test=37, **same).rounds]
+    assert drawn[0] == drawn[1]
+    whole, more = api.run("comet", **same).result, api.run("comet", personal_test=10**6, **same).result
+    assert whole is not None
+    assert more is not None
+    assert whole.accuracy == more.accuracy
+
+
 def test_everything_a_device_does_is_within_its_budget() -> None:
     """Own samples, public batches and passes over public samples, in a round with centroids to learn from."""
     same: dict[str, Any] = {"devices": 5, "cohort": 5, "samples": 200, "public": "holdout:0.1"}

@@ -45,8 +45,8 @@ INITIAL_SHARE = 20
 CAPITALS = {"scaffold": "SCAFFOLD", "comet": "COMET"}
 """Where the papers' names are not those of the classes."""
 
-PERSONAL_EVERY = 4
-"""Nets of a hundred devices are tested where others have one: so many times less often."""
+PERSONAL_EVERY, PERSONAL_TEST = 4, 1_000
+"""Nets of a hundred devices are tested where others have one: so many times less often, each on so many samples."""
 
 Found = dict[tuple[str, str], list["RunRecord"]]  # partition and entrant's name -> its seeds
 
@@ -195,6 +195,7 @@ class Contest:
         """
         every = 1 if self.quick else EVALUATED_EVERY[self.data]
         every *= PERSONAL_EVERY if entrant.personal else 1
+        test = PERSONAL_TEST if entrant.personal else None
         more: dict[str, Any] = {
             "data": self.data,
             "mode": "exact",
@@ -202,6 +203,7 @@ class Contest:
             "samples": SAMPLES[self.data],
             "rounds": self.played,
             "eval_every": min(every, self.played),
+            "personal_test": test,
             "options": self.options(entrant),
             "partition_seed": seed,
             **api.HELD_OUT,

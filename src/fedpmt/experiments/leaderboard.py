@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedpmt import api
 from fedpmt.experiments.artefact import Artefact, Picture, Table
 from fedpmt.experiments.completion_time import CONFIDENCE
-from fedpmt.experiments.entrants import BUDGET, ENTRANTS, Contest
+from fedpmt.experiments.entrants import BUDGET, ENTRANTS, PERSONAL_TEST, Contest
 from fedpmt.experiments.findings import findings, findings_table
 from fedpmt.experiments.frontier import best_table, caption, draw
 from fedpmt.experiments.paper import (
@@ -132,7 +132,8 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
         f"accuracy is reached where the mean over the last {100 * TAIL:.0f} % of the evaluations is there. A run that "
         "diverges counts as a guess, and reaches nothing. † marks accuracies that are not of one global model but "
         "means over devices that took part: `mean personal` of devices' own nets, each on the test samples of the "
-        "classes it holds; `split` of a device's part of a net with the part that all share, on the whole test set.\n\n"
+        "classes it holds; `split` of a device's part of a net with the part that all share, on all classes. Each such "
+        f"net is tested on {PERSONAL_TEST:,} samples of its own draw, or on as many as there are.\n\n"
         f"**Where FedPMT stands.**\n\n{verdicts or '- No run of it yet.'}\n"
     )
 

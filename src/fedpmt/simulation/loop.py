@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fedpmt.simulation.problem import Problem
     from fedpmt.submodel.part import Part
     from fedpmt.training.local import LocalSettings, LocalWork
-    from fedpmt.types import Payload
+    from fedpmt.types import Examples, Payload
 
 PERSONAL_DEVICES = 100
 """Personal models are evaluated on at most this many of the devices that took part."""
@@ -465,9 +465,12 @@ class Federation:
         else:
             members = sorted(progress.accepted or {})[:PERSONAL_DEVICES]
             # A model that is half the server's knows all classes; a device's own answers for what the device has.
-            test = self.personal_test if predictor.kind == "personal" else lambda _: self.data.test
+            of_its_classes = predictor.kind == "personal"
             owners = (
-                (self.store.read(device, (progress.accepted or {})[device]), test(device))
+                (
+                    self.store.read(device, (progress.accepted or {})[device]),
+                    self.own_test(device, of_its_classes),
+                )
                 for device in members
             )
             found = evaluate_personal(self.executor, self.method.local(), predictor, owners)
@@ -480,11 +483,17 @@ class Federation:
             "evaluates": predictor.kind,
         }
 
-    def personal_test(self, device: int) -> Any:
-        """The test samples of the classes that a device holds."""
-        counts = self.problem.data.label_counts(device)
-        test = self.data.test
-        return test if counts is None else test.take(np.flatnonzero(counts[test.targets.cpu().numpy()] > 0))
+    def own_test(self, device: int, of_its_classes: bool) -> Examples:
+        """What a device's own model is tested on, the same in every round."""
+        test, limit = self.data.test, self.settings.personal_test
+        counts = self.problem.data.label_counts(device) if of_its_classes else None
+        held = (
+            np.arange(len(test)) if counts is None else np.flatnonzero(counts[test.targets.cpu().numpy()] > 0)
+        )
+        if limit is not None and limit < len(held):
+            drawn = Seeds(self.settings.seed)("personal test", device)
+            held = np.sort(drawn.choice(held, limit, replace=False))
+        return test if len(held) == len(test) else test.take(held)
 
     def by_level(self, by_class: dict[str, float] | None) -> dict[str, float] | None:
         """Test accuracy with classes weighted as the devices of each level hold them."""
