@@ -57,7 +57,16 @@ GROUPS = {
     ),
     "Training": ("epochs", "batch", "lr", "schedule", "momentum", "weight_decay", "rounds", "seed"),
     "Privacy": ("dp_clip", "dp_noise", "dp_delta"),
-    "The run": ("workers", "executor", "device", "eval_every", "target", "time_budget", "checkpoint_seconds"),
+    "The run": (
+        "workers",
+        "executor",
+        "device",
+        "eval_every",
+        "personal_test",
+        "target",
+        "time_budget",
+        "checkpoint_seconds",
+    ),
 }
 PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
 METAVARS = {"options": "METHOD.KEY=VALUE", "budget": "RESOURCE[=AMOUNT]"}

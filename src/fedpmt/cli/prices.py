@@ -50,6 +50,7 @@ TRAINING_ONLY = (
     "workers",
     "executor",
     "eval_every",
+    "personal_test",
     "target",
     "time_budget",
     "checkpoint_seconds",

@@ -62,10 +62,14 @@ class Stepper:
         first, second = (1 - beta**self._steps for beta in BETAS)
         for name, parameter in params.items():
             gradient = gradients[name]
+            if name not in self._mean:
+                self._mean[name], self._square[name] = (
+                    torch.zeros_like(parameter),
+                    torch.zeros_like(parameter),
+                )
+            mean, square = self._mean[name], self._square[name]
             if self._adam.weight_decay:
                 gradient = gradient.add(parameter, alpha=self._adam.weight_decay)
-            mean = self._mean.setdefault(name, torch.zeros_like(parameter))
-            square = self._square.setdefault(name, torch.zeros_like(parameter))
             # m <- β_1 m + (1 - β_1) g,   v <- β_2 v + (1 - β_2) g²
             mean.lerp_(gradient, 1 - BETAS[0])
             square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
