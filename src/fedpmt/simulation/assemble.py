@@ -24,7 +24,7 @@ from fedpmt.simulation.placement import PlacedData, compute_device
 from fedpmt.simulation.problem import Problem, draws_at_random
 from fedpmt.simulation.schedule import local_settings
 from fedpmt.submodel.depth import widths
-from fedpmt.training.fused import is_chain
+from fedpmt.training.chains import is_chain
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:

@@ -189,7 +189,7 @@ class Plain:
 
     def site(self, settings: LocalSettings) -> Site:
         """What a device has at hand here."""
-        return Site(self.models, self.objective, settings, self.public)
+        return Site(self.models, self.objective, settings, self.public, self.fast)
 
     def copy(self) -> Plain:
         """The same for another thread."""

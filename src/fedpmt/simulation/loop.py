@@ -210,7 +210,8 @@ class Federation:
         cap = self.settings.server_cap
         budget = np.inf if cap is None else cap * sum(map(self.operations, arrived))
         local = local_settings(self.settings, round_index)
-        site = Site(self.server_models, self.problem.objective, local, self.data.public)
+        fast = self.settings.executor == "auto"
+        site = Site(self.server_models, self.problem.objective, local, self.data.public, fast)
         return Server(site, self.data.public, self.data.validation, budget)
 
     @cached_property

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpmt.models.layered import PREFIX_BATCH, hooked
+from fedpmt.models.build import FlatLinear
+from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.submodel.depth import frozen_prefix, mask
 from fedpmt.submodel.part import Mask, take, within
 from fedpmt.submodel.width import corners
 from fedpmt.training.batches import channels_last, gather
+from fedpmt.training.chains import fits, is_chain, modules_in, takes_images
 from fedpmt.training.local import LocalSettings, LocalWork, Outcome, local_tensors
 from fedpmt.training.native import StepRule, library, native_forward, native_train, shapes_of
 from fedpmt.training.operations import Flatten, Linear, Operation, Pool, Relu, convolution, rows_with_one
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from fedpmt.training.native import Shape
     from fedpmt.types import Examples, Tensors
 
-_IMAGES, _FEATURES = (nn.Conv2d, nn.MaxPool2d, nn.ReLU), (nn.Linear, nn.ReLU, nn.Flatten)
 _UNTRAINED = LocalSettings(epochs=0, batch=0, learning_rate=0.0)
 _PLAIN: LocalWork[None] = LocalWork()
 
@@ -55,7 +56,7 @@ def fusible(work: LocalWork[Any], site: Site, task: Task, part: Part, data: Exam
         and all(trained[trained.index(1) :])
         and not any(isinstance(selection, Mask) for selection in part.sent.values())
         and isinstance(data.inputs, Tensor)
-        and _fits(model, data.inputs)
+        and fits(model, data.inputs)
         and all(tensor.dtype == data.inputs.dtype for tensor in task.tensors[MODEL].values())
         and data.targets.dtype == torch.int64
         and data.targets.ndim == 1
@@ -71,55 +72,10 @@ def _scales_layers(factors: Mapping[str, float], model: LayeredModel) -> bool:
     )
 
 
-def is_chain(model: LayeredModel) -> bool:
-    """Whether a model can be run in halves and is made of modules known here: images first, then features."""
-    modules = _modules(model)
-    kinds = [type(module) for module in modules]
-    flat = kinds.index(nn.Flatten) if _takes_images(modules) and nn.Flatten in kinds else 0
-    return (
-        model.composable
-        and all(_known(module) for module in modules)
-        # A ReLU works in place, so it must not be what meets the data first.
-        and next((kind for kind in kinds if kind is not nn.Flatten), None) in (nn.Linear, nn.Conv2d)
-        and next((kind for kind in reversed(kinds) if kind is not nn.Flatten), None) is nn.Linear
-        and all(kind in _IMAGES for kind in kinds[:flat])
-        and all(kind in _FEATURES for kind in kinds[flat:])
-    )
-
-
 def stackable(model: LayeredModel, settings: LocalSettings) -> bool:
     """Whether devices should share each product: linear layers can, and compiled code gains nothing by it."""
     compiled = library() is not None and not settings.momentum
-    return not compiled and is_chain(model) and not _takes_images(_modules(model))
-
-
-def _modules(model: LayeredModel) -> list[nn.Module]:
-    everything = (module for _, module in model.modules_of(0, len(model.structure.layers)))
-    return [module for module in everything if type(module) is not nn.Identity]
-
-
-def _takes_images(modules: Sequence[nn.Module]) -> bool:
-    return bool(modules) and type(modules[0]) is nn.Conv2d
-
-
-def _fits(model: LayeredModel, inputs: Tensor) -> bool:
-    """Whether inputs have the shape that a chain reads: a linear layer also takes sequences, which are not for here."""
-    modules = _modules(model)
-    if _takes_images(modules):
-        return inputs.ndim == 4
-    return inputs.ndim == 2 or type(modules[0]) is nn.Flatten
-
-
-def _known(module: nn.Module) -> bool:
-    if hooked(module) or not all(parameter.requires_grad for parameter in module.parameters()):
-        return False
-    if type(module) is nn.Conv2d:
-        return module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    if type(module) is nn.MaxPool2d:
-        return not module.return_indices
-    if type(module) is nn.Flatten:
-        return (module.start_dim, module.end_dim) == (1, -1)
-    return type(module) in (nn.Linear, nn.ReLU)
+    return not compiled and is_chain(model) and not takes_images(modules_in(model))
 
 
 class Chain:
@@ -142,6 +98,8 @@ class Chain:
             gain = (factors or {}).get(f"{path}.weight", 1.0) ** 2
             match module:
                 case nn.Linear():
+                    if isinstance(module, FlatLinear):
+                        self._flatten()
                     self._operations.append(Linear(own, settings, gain))
                 case nn.Conv2d():
                     trained = settings is not _UNTRAINED
@@ -150,13 +108,17 @@ class Chain:
                     self._operations.append(Pool(module))
                 case nn.ReLU():
                     self._rectify()
-                # Behind a linear layer there are only rows, and nothing to flatten.
-                case nn.Flatten() if not self._paths or not isinstance(self._operations[-1], Linear):
-                    self._operations.append(Flatten())
+                case nn.Flatten():
+                    self._flatten()
             if names:
                 self._paths[path] = self._operations[-1]
         weighted = [place for place, one in enumerate(self._operations) if one.weighted]
         self._lowest = weighted[0] if weighted else 0
+
+    def _flatten(self) -> None:
+        # Behind a linear layer there are only rows, and nothing to flatten.
+        if not self._paths or not isinstance(self._operations[-1], Linear):
+            self._operations.append(Flatten())
 
     def _rectify(self) -> None:
         last = self._operations[-1] if self._operations else None
@@ -193,7 +155,7 @@ class Chain:
 
 def fused_forward(model: LayeredModel, tensors: Tensors, inputs: Tensor) -> Tensor | None:
     """The outputs of a chain known here, for evaluation; None where the model is not one."""
-    if not is_chain(model) or not _fits(model, inputs):
+    if not is_chain(model) or not fits(model, inputs):
         return None
     if (shapes := shapes_of(model, tensors, inputs)) is not None:
         return native_forward(shapes, tensors, inputs)
@@ -368,7 +330,7 @@ def _absent(work: LocalWork[Any], parts: Sequence[Part], model: LayeredModel, li
 
 def _prepared(model: LayeredModel, inputs: Sequence[Tensor]) -> Tensor:
     """Images channels-last, or the stacked rows of all devices, each ending with a one."""
-    if _takes_images(_modules(model)):
+    if takes_images(modules_in(model)):
         return channels_last(inputs[0])
     features = [one.flatten(1) for one in inputs]
     rows = rows_with_one(len(features), *features[0].shape, like=features[0])

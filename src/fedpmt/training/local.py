@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.submodel.depth import frozen_prefix, mask
 from fedpmt.submodel.part import NOTHING, place, take, travelling_shapes, within
+from fedpmt.training.graphed import graphed
 from fedpmt.training.messages import Capacity, Reply, Task
 from fedpmt.types import MODEL, Examples, Scalar
 
@@ -55,6 +57,7 @@ class Site:
     objective: Objective
     settings: LocalSettings
     public: Examples | None = None  # U: unlabelled, the same for everybody
+    fast: bool = False  # whether forward passes may be compiled code's
 
 
 @dataclass
@@ -304,18 +307,15 @@ def split_forward(
     frozen = frozen_prefix(model.structure, part)
     if frozen == 0 or not model.composable:
         # Frozen tensors require no gradient, so autograd builds no graph before the first trained layer.
-        return data, model.forward
+        return data, graphed(model) if site.fast else model.forward
+    suffix = graphed(model, frozen) if site.fast else partial(model.suffix, frozen)
     if site.settings.prefix == "recompute":
-        return data, lambda tensors, inputs: model.suffix(
-            frozen, tensors, model.prefix(frozen, tensors, inputs)
-        )
+        return data, lambda tensors, inputs: suffix(tensors, model.prefix(frozen, tensors, inputs))
     hidden = [
         model.prefix(frozen, fixed, data.take(slice(start, start + PREFIX_BATCH)).inputs)
         for start in range(0, len(data), PREFIX_BATCH)
     ]
-    return Examples(torch.cat(hidden), data.targets, data.ids), lambda tensors, inputs: model.suffix(
-        frozen, tensors, inputs
-    )
+    return Examples(torch.cat(hidden), data.targets, data.ids), suffix
 
 
 def train(

@@ -226,22 +226,47 @@ static void linear_backward(const Layer *layer, const Plan *plan, float *w, floa
     rectify(layer, next.y, next.count * outputs);
 }
 
+/* Rows and columns of a square exchanged: first within pairs, then pairs within fours, then fours. */
+INLINE void exchange(vector square[LANES]) {
+    vector pairs[LANES], fours[LANES];
+    for (int n = 0; n < LANES; n += 2) {
+        pairs[n] = __builtin_shufflevector(square[n], square[n + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+        pairs[n + 1] = __builtin_shufflevector(square[n], square[n + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+    }
+    for (int n = 0; n < LANES; n += n % 4 == 1 ? 3 : 1) {
+        fours[n] = __builtin_shufflevector(pairs[n], pairs[n + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+        fours[n + 2] = __builtin_shufflevector(pairs[n], pairs[n + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    for (int n = 0; n < LANES / 2; n++) {
+        square[n] = __builtin_shufflevector(fours[n], fours[n + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        square[n + 4] = __builtin_shufflevector(fours[n], fours[n + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+
 /* Between a linear layer's own weights, [output, channel x spot], and those here, [spot, channel, output], with `stored`
- * channels and `stride` outputs: whole cache lines on this side, a few rows at a time on the other. */
+ * channels and `stride` outputs: squares at a time, and one by one what is left over. */
 void fedpmt_turn(float *own, float *here, int32_t outputs, int32_t channels, int32_t spots, int32_t stored,
                  int32_t stride, int32_t back) {
     const int64_t inputs = (int64_t)channels * spots;
-    for (int32_t first = 0; first < outputs; first += 2 * LANES) {
-        const int32_t last = first + 2 * LANES < outputs ? first + 2 * LANES : outputs;
-        for (int32_t channel = 0; channel < channels; channel++)
-            for (int32_t spot = 0; spot < spots; spot++) {
-                float *line = here + ((int64_t)spot * stored + channel) * stride;
-                float *column = own + (int64_t)channel * spots + spot;
-                for (int32_t n = first; n < last; n++)
-                    if (back)
-                        column[n * inputs] = line[n];
-                    else
-                        line[n] = column[n * inputs];
+    for (int64_t input = 0; input < inputs; input += LANES) {
+        const int some = inputs - input < LANES ? (int)(inputs - input) : LANES;
+        float *lines[LANES]; /* of these inputs, here */
+        for (int64_t k = 0; k < some; k++)
+            lines[k] = here + ((input + k) % spots * stored + (input + k) / spots) * stride;
+        int32_t n = 0;
+        for (; some == LANES && n + LANES <= outputs; n += LANES) {
+            vector square[LANES];
+            for (int k = 0; k < LANES; k++) square[k] = load(back ? lines[k] + n : own + (n + k) * inputs + input);
+            exchange(square);
+            for (int k = 0; k < LANES; k++) store(back ? own + (n + k) * inputs + input : lines[k] + n, square[k]);
+        }
+        for (; n < outputs; n++)
+            for (int k = 0; k < some; k++) {
+                float *const there = own + n * inputs + input + k;
+                if (back)
+                    *there = lines[k][n];
+                else
+                    lines[k][n] = *there;
             }
     }
 }
@@ -653,6 +678,30 @@ int32_t fedpmt_forward(const Layer *layers, int32_t count, float *const *weights
     }
     release(work, count);
     return fine;
+}
+
+/* A forward pass and the way back, for losses that are not known here: room for a batch, NULL where there is none. */
+Work *fedpmt_prepare(const Layer *layers, int32_t count, int64_t batch) {
+    Work *work = prepare(layers, count, batch, 0);
+    if (complete(layers, work, count, 0)) return work;
+    release(work, count);
+    return NULL;
+}
+
+void fedpmt_release(Work *work, int32_t count) { release(work, count); }
+
+void fedpmt_outputs(const Layer *layers, Work *work, int32_t count, float *const *weights, float *const *biases,
+                    const float *inputs, int64_t samples, float *outputs) {
+    forward(layers, work, 0, count, weights, biases, inputs, samples);
+    memcpy(outputs, work[count - 1].outputs, sizeof(float) * samples * layers[count - 1].outputs);
+}
+
+/* Gradients in the place of weights and biases: a step of length -1 that leaves nothing of them. */
+void fedpmt_gradients(const Layer *layers, Work *work, int32_t count, float *const *weights, float *const *biases,
+                      const float *inputs, int64_t samples, const float *errors) {
+    const Plan plan = {.layers = count, .rate = -1, .kept = 0};
+    memcpy(work[count - 1].outputs, errors, sizeof(float) * samples * layers[count - 1].outputs);
+    backward(layers, work, &plan, weights, biases, NULL, inputs, samples, (Batch){NULL, NULL, 0});
 }
 
 /* ---- aggregation ---- */

@@ -101,6 +101,8 @@ def library() -> ctypes.CDLL | None:
         return None
     loaded.fedpmt_train.restype = ctypes.c_double
     loaded.fedpmt_forward.restype = ctypes.c_int32
+    loaded.fedpmt_prepare.restype = ctypes.c_void_p
+    loaded.fedpmt_release.restype = loaded.fedpmt_outputs.restype = loaded.fedpmt_gradients.restype = None
     loaded.fedpmt_fold.restype = loaded.fedpmt_add_at.restype = loaded.fedpmt_turn.restype = None
     return loaded
 
@@ -216,13 +218,13 @@ def _padded(count: int) -> int:
     return -(-count // LANES) * LANES
 
 
-def shapes_of(model: LayeredModel, tensors: Tensors, inputs: Tensor) -> list[Shape] | None:
-    """A chain, whose modules `fused` knows, as shapes; None where the compiled code does not know it."""
+def shapes_of(model: LayeredModel, tensors: Tensors, inputs: Tensor, first: int = 0) -> list[Shape] | None:
+    """A chain, from layer `first` on, as shapes; None where the compiled code does not know it."""
     if inputs.dtype != torch.float32 or inputs.device.type != "cpu" or library() is None:
         return None
     found: list[Shape] = []
     size = (inputs.shape[2], inputs.shape[3]) if inputs.ndim == 4 else (1, 1)
-    for path, module in model.modules_of(0, len(model.structure.layers)):
+    for path, module in model.modules_of(first, len(model.structure.layers)):
         last = found[-1] if found else None
         match module:
             case nn.Conv2d():
@@ -396,6 +398,61 @@ def native_forward(shapes: Sequence[Shape], tensors: Tensors, inputs: Tensor) ->
     if not done:
         raise MemoryError("no memory for a forward pass")
     return torch.from_numpy(outputs)[:, : shapes[-1].own_outputs]
+
+
+class Pass:
+    """A forward pass that can be gone backward: weights in the layout of the compiled code, and room for a batch."""
+
+    def __init__(self, shapes: Sequence[Shape], batch: int) -> None:
+        self._shapes, self.batch = shapes, batch
+        self._buffers = [shape.blank() for shape in shapes]
+        self._weights = _pointers([weight for weight, _ in self._buffers])
+        self._biases = _pointers([bias for _, bias in self._buffers])
+        self._layers = (_Layer * len(shapes))(*(shape.structure() for shape in shapes))
+        self._count = ctypes.c_int32(len(shapes))
+        compiled = library()
+        if compiled is None:
+            raise RuntimeError("there is no compiled code here")
+        self._compiled = compiled
+        self._work = ctypes.c_void_p(
+            compiled.fedpmt_prepare(self._layers, self._count, ctypes.c_int64(batch))
+        )
+        if not self._work:
+            raise MemoryError("no memory for a batch")
+
+    def __del__(self) -> None:
+        if getattr(self, "_work", None):
+            self._compiled.fedpmt_release(self._work, self._count)
+
+    def outputs(self, tensors: Tensors, inputs: Tensor) -> Tensor:
+        """What comes out, no more than `batch` samples; each of them is kept as the way back needs it."""
+        for shape, (weight, bias) in zip(self._shapes, self._buffers, strict=True):
+            shape.pack(tensors, weight, bias)
+        last = self._shapes[-1]
+        self._rows, made = (
+            _rows(inputs, self._shapes[0]),
+            np.empty((len(inputs), last.outputs), dtype=np.float32),
+        )
+        self._compiled.fedpmt_outputs(
+            *(self._layers, self._work, self._count, self._weights, self._biases),
+            ctypes.c_void_p(self._rows.ctypes.data),
+            ctypes.c_int64(len(inputs)),
+            ctypes.c_void_p(made.ctypes.data),
+        )
+        return torch.from_numpy(made)[:, : last.own_outputs]
+
+    def gradients(self, error: Tensor, names: frozenset[str]) -> dict[str, Tensor]:
+        """Of these tensors, once: they take the place of the weights."""
+        last = self._shapes[-1]
+        wide = np.zeros((len(error), last.outputs), dtype=np.float32)
+        wide[:, : last.own_outputs] = error.numpy()
+        self._compiled.fedpmt_gradients(
+            *(self._layers, self._work, self._count, self._weights, self._biases),
+            ctypes.c_void_p(self._rows.ctypes.data),
+            ctypes.c_int64(len(wide)),
+            ctypes.c_void_p(wide.ctypes.data),
+        )
+        return read_back(self._shapes, self._buffers, 0, names)
 
 
 SLICE = 2**18
