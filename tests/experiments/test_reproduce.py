@@ -156,6 +156,9 @@ def test_figures_of_few_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     before = (tmp_path / "out" / "accuracy.md").read_bytes()
     assert program(["reproduce", "accuracy", *flags, "--draw-only"]) == 0
     assert (tmp_path / "out" / "accuracy.md").read_bytes() == before
+    # A page that lacks runs says how it was made.
+    assert program(["reproduce", "accuracy", *flags, "--draw-only", "--seeds", "0-1"]) == 0
+    assert "--seeds 0-1 --quick --draw-only`" in (tmp_path / "out" / "accuracy.md").read_text()
 
 
 @pytest.mark.slow

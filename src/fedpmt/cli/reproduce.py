@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -142,6 +143,8 @@ def _produce(
         show.say(f"{len(missing)} runs to play, of {len({name_of(one) for one in wanted})}")
         with show.whole(len(missing)) as report:
             library.play(wanted, report)
+    if draw_only and missing:
+        scope = replace(scope, partial=True)
     made = [experiment.make(library, scope) for experiment in experiments]
     for artefact in made:
         for path in publish(artefact, out):

@@ -21,6 +21,8 @@ from fedpmt.report.tables import evaluated
 from fedpmt.report.theme import PALETTE, RESERVED, new_figure, themed
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from matplotlib.figure import Figure
 
     from fedpmt.experiments.library import Library
@@ -91,9 +93,11 @@ def make(library: Library, scope: Scope) -> Artefact:
         panel: {line: Spread.of(final(run) for run in members) for line, members in lines.items()}
         for panel, lines in found.items()
     }
-    counts = sorted({len(members) for lines in found.values() for members in lines.values()})
-    seeds = f"{counts[0]} to {counts[-1]} seeds" if counts[0] != counts[-1] else seeds_text(range(counts[0]))
-    caption = f"Test accuracy against rounds, {seeds}; lines are means, bands reach from the worst to the best seed."
+    seeds: dict[str, set[int]] = {}
+    for (task, _), lines in found.items():
+        seeds.setdefault(task, set()).update(map(len, lines.values()))
+    about = "lines are means, bands reach from the worst to the best seed"
+    caption = f"Test accuracy against rounds, {counted(seeds)}; {about}."
     return Artefact(
         "accuracy",
         "Accuracy of FedPMT, FedDrop and FedAvg (the paper's Figure 1)",
@@ -104,9 +108,24 @@ def make(library: Library, scope: Scope) -> Artefact:
             _finals_table(finals),
         ],
         [Picture("accuracy", draw(found), caption)],
-        {"final": _values(finals), "seeds": counts},
+        {"final": _values(finals), "seeds": {task: sorted(counts) for task, counts in seeds.items()}},
         claims(finals),
     )
+
+
+def counted(seeds: Mapping[str, Collection[int]]) -> str:
+    """How many seeds the lines of each net have, in words.
+
+    >>> counted({"fcnn-mnist": {3}, "cnn-mnist": {3}}), counted({"cnn-mnist": {10}, "cnn-cifar10": {2, 3}})
+    ('3 seeds', 'CNN-MNIST 10 seeds, CNN-CIFAR10 2 to 3 seeds')
+    """
+    words = {
+        task: seeds_text(range(max(counts))) if len(counts) == 1 else f"{min(counts)} to {max(counts)} seeds"
+        for task, counts in seeds.items()
+    }
+    if len(set(words.values())) == 1:
+        return next(iter(words.values()))
+    return ", ".join(f"{TITLES[task]} {text}" for task, text in words.items())
 
 
 def _found(library: Library, scope: Scope, panel: Panel, line: Line) -> list[RunRecord]:

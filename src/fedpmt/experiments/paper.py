@@ -33,6 +33,7 @@ class Scope:
     seeds: Sequence[int]
     quick: bool = False
     data_dir: Path | None = None
+    partial: bool = False  # whether some runs are missing, and are not to be played
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -42,7 +43,7 @@ class Scope:
     @property
     def suffix(self) -> str:
         """What is added to a command."""
-        return flags(self.seeds, quick=self.quick)
+        return flags(self.seeds, quick=self.quick) + (" --draw-only" if self.partial else "")
 
     def settings(
         self, method: str, task: str, partition: str, seed: int, widths: int | None = None, **more: Any
