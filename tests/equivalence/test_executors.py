@@ -24,17 +24,14 @@ def weights(**settings: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("task", ["fcnn-mnist", "cnn-mnist"])
 def test_one_round_agrees_within_rounding(method: str, task: str) -> None:
-    """But for a seed with which rounding flips a max-pool or a ReLU, on this processor or that."""
-    settings = {"method": method, "task": task, "rounds": 1, "samples": 40, "lr": 0.05}
-
-    def apart(seed: int) -> float:
-        fast, oracle = weights(**settings, seed=seed), weights(**settings, seed=seed, executor="plain")
-        # Else they were one and the same; without a compiler, work with hooks of its own has no fast path.
-        hooks = not create(method, {}, {}).local().fast
-        assert hooks or any(not torch.equal(fast[name], tensor) for name, tensor in oracle.items())
-        return max(float((fast[name] - tensor).norm() / tensor.norm()) for name, tensor in oracle.items())
-
-    assert apart(seed=0) <= 1e-5 or apart(seed=1) <= 1e-5
+    # With seed 0 rounding flips a max-pool of SlimFL's: a difference that is none of the executor's.
+    settings = {"method": method, "task": task, "rounds": 1, "samples": 40, "lr": 0.05, "seed": 1}
+    fast, oracle = weights(**settings), weights(**settings, executor="plain")
+    # Else they were one and the same; without a compiler, work with hooks of its own has no fast path.
+    hooks = not create(method, {}, {}).local().fast
+    assert hooks or any(not torch.equal(fast[name], tensor) for name, tensor in oracle.items())
+    for name, tensor in oracle.items():
+        assert (fast[name] - tensor).norm() / tensor.norm() <= 1e-5, name
 
 
 def test_many_rounds_reach_the_same_accuracy() -> None:

@@ -22,7 +22,7 @@ from fedpmt.data.public import hold_out
 from fedpmt.experiments import entrants
 from fedpmt.experiments.entrants import ENTRANTS, KNOWN, Contest, entrants_of
 from fedpmt.experiments.frontier import best_table, drawn, frontier, spread, track, tracks_of
-from fedpmt.experiments.guide import NOT_YET, QUESTIONS, SPOT, filled
+from fedpmt.experiments.guide import NOT_YET, QUESTIONS, SPOT, documents_of, filled
 from fedpmt.experiments.leaderboard import RIVALS, _text, command_of, needs
 from fedpmt.experiments.library import name_of
 from fedpmt.experiments.paper import IID, TWO_CLASSES, Scope
@@ -431,6 +431,8 @@ def test_the_page_of_a_few_tiny_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert program(["reproduce", "rivals", *flags, "--draw-only"]) == 0
     rivals = json.loads((folder / "rivals.json").read_text())
     assert {row["entrant"] for row in rivals["rows"]} == {"fedpmt", "fedavg", "heterofl"}
+    assert "--draw-only`" in (folder / "rivals.md").read_text()
+    assert "--draw-only" not in page
     assert {path.name: path.stat().st_mtime_ns for path in (folder / "records").iterdir()} == before
 
 
@@ -439,6 +441,7 @@ def test_the_guide_says_what_was_measured_and_no_more() -> None:
         plain = {
             "entrant": entrant, "partition": IID, "evaluates": "global", "accuracy": accuracy,
             "accuracy_half_interval": 0.01, "memory_slowest_level": 2e6, "server_operations": 0.0,
+            "virtual_seconds": 600.0, "bytes_up": 3e6,
         }  # fmt: skip
         return {**plain, **more}
 
@@ -475,18 +478,51 @@ def test_the_guide_says_what_was_measured_and_no_more() -> None:
     assert said("own") == "COMET 90.0 ± 1.0 %"
     assert said("split") == "FedGKT 80.0 ± 1.0 %"
     assert said("public") == "best with it: FedDF 70.0 ± 1.0 %; best without: FedAvg 61.0 ± 1.0 %"
+    assert said("fedprox") == (
+        "FedProx 50.0 ± 1.0 % in 10 min, 3 MB up; FedProx, mu 0.01 60.5 ± 1.0 %, diverged in 1 of 3 in 10 min, "
+        "3 MB up; number 3 of 4 by accuracy"
+    )
+    assert said("comet") == "COMET 90.0 ± 1.0 % (devices' own nets) in 10 min, 3 MB up"
+    assert said("ist") == NOT_YET
     assert said("accuracy", "embedded") == "?"
     with pytest.raises(SettingError, match="did you mean 'accuracy'"):
         said("acuracy")
 
 
-def test_every_spot_of_the_guide_can_be_filled() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "choosing-a-method.md").read_text()
-    spots = SPOT.findall(text)
-    assert {question for _, _, _, question, _, _ in spots} == set(QUESTIONS)
-    assert {(data, split) for _, data, split, _, _, _ in spots} == {
-        (data, split) for data in ("cifar10", "embedded") for split in (IID, TWO_CLASSES)
-    }
+def test_every_spot_of_the_docs_can_be_filled() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    asked = {docs / "choosing-a-method.md": set(QUESTIONS)}
+    asked |= {docs / "methods" / f"{method}.md": {method} for method in METHODS}
+    cases = {(data, split) for data in ("cifar10", "embedded") for split in (IID, TWO_CLASSES)}
+    for document, questions in asked.items():
+        spots = SPOT.findall(document.read_text())
+        assert {question for _, _, _, question, _, _ in spots} == questions
+        assert {(data, split) for _, data, split, _, _, _ in spots} == cases
+    for data in ("cifar10", "embedded"):
+        assert set(documents_of(docs, data)) == set(asked)
+
+
+def test_a_guide_without_spots_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "plain.md").write_text("<!-- measured: mnist iid accuracy -->?<!-- end -->")
+    (tmp_path / "bytes.md").write_bytes(b"\xff\xfe")
+    for guide, why in (
+        ("plain.md", "no spot"),
+        ("bytes.md", "cannot be read"),
+        ("absent.md", "cannot be read"),
+    ):
+        with pytest.raises(SettingError, match=why):
+            documents_of(tmp_path / guide, "embedded")
+    flags = [
+        "leaderboard",
+        "fedpmt",
+        "--quick",
+        "--guide",
+        str(tmp_path / "plain.md"),
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    assert program(flags) == 2
+    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.slow

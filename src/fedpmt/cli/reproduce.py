@@ -91,7 +91,8 @@ def leaderboard(
     data_dir: DataDir = None,
     jobs: Jobs = 0,
     guide: Annotated[
-        Path | None, typer.Option(help="A document whose marked spots are filled with the numbers.")
+        Path | None,
+        typer.Option(help="A document, or a folder of them, whose marked spots are filled with the numbers."),
     ] = None,
     quick: Quick = False,
     draw_only: DrawOnly = False,
@@ -106,21 +107,21 @@ def leaderboard(
     if len(set(partitions)) < len(partitions):
         raise SettingError(f"partition = '{partition}' is refused: a split is named twice")
     from fedpmt.experiments.entrants import Contest, entrants_of
+    from fedpmt.experiments.guide import documents_of, fill
     from fedpmt.experiments.leaderboard import leaderboard as experiment
     from fedpmt.experiments.paper import Scope
 
     contest = Contest(
         numbers, data, tuple(partitions), rounds, entrants_of(entrants or []), quick=quick, data_dir=data_dir
     )
+    documents = [] if guide is None else documents_of(guide, contest.data)
     library = _library(out, records, work, jobs)
     [artefact] = _produce(
         [experiment(contest)], library, Scope(numbers, quick, data_dir), out, draw_only=draw_only
     )
-    if guide is not None:
-        from fedpmt.experiments.guide import fill
-
-        fill(guide, data, artefact.values)
-        show.say(str(guide))
+    for document in documents:
+        fill(document, data, artefact.values)
+        show.say(str(document))
 
 
 def _library(out: Path, records: Path | None, work: Path | None, jobs: int) -> Library:
@@ -143,10 +144,16 @@ def _produce(
         show.say(f"{len(missing)} runs to play, of {len({name_of(one) for one in wanted})}")
         with show.whole(len(missing)) as report:
             library.play(wanted, report)
-    if draw_only and missing:
-        scope = replace(scope, partial=True)
-    made = [experiment.make(library, scope) for experiment in experiments]
+    made = [_made(experiment, library, scope) for experiment in experiments]
     for artefact in made:
         for path in publish(artefact, out):
             show.say(str(path))
     return made
+
+
+def _made(experiment: Experiment, library: Library, scope: Scope) -> Artefact:
+    """A page drawn while some of its runs are missing names the command that draws it so."""
+    artefact = experiment.make(library, scope)
+    if not library.missing(experiment.runs(scope)):
+        return artefact
+    return replace(artefact, command=f"{artefact.command} --draw-only")

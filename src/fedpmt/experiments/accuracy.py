@@ -119,10 +119,7 @@ def counted(seeds: Mapping[str, Collection[int]]) -> str:
     >>> counted({"fcnn-mnist": {3}, "cnn-mnist": {3}}), counted({"cnn-mnist": {10}, "cnn-cifar10": {2, 3}})
     ('3 seeds', 'CNN-MNIST 10 seeds, CNN-CIFAR10 2 to 3 seeds')
     """
-    words = {
-        task: seeds_text(range(max(counts))) if len(counts) == 1 else f"{min(counts)} to {max(counts)} seeds"
-        for task, counts in seeds.items()
-    }
+    words = {task: seeds_text(counts) for task, counts in seeds.items()}
     if len(set(words.values())) == 1:
         return next(iter(words.values()))
     return ", ".join(f"{TITLES[task]} {text}" for task, text in words.items())

@@ -147,7 +147,7 @@ def make(library: Library, scope: Scope) -> Artefact:
     ratios = _ratios(values)
     read, readings = _readings(found, scope)
     counts = sorted({len(members) for members in found.values()})
-    seeds = seeds_text(range(counts[-1]))
+    seeds = seeds_text(counts)
     return Artefact(
         "completion-time",
         "Time to an accuracy (the paper's Table II)",

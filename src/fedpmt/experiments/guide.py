@@ -1,6 +1,8 @@
-"""A document's marked spots, filled with what the leaderboard measured.
+"""Documents' marked spots, filled with what the leaderboard measured.
 
     <!-- measured: DATA SPLIT QUESTION -->words<!-- end -->
+
+A question is one of those below, or a method's name: what it came to.
 
 The words are made from the numbers alone, so that a guide never says more than was measured.
 """
@@ -8,16 +10,18 @@ The words are made from the numbers alone, so that a guide never says more than 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedpmt.experiments.entrants import KNOWN
 from fedpmt.experiments.scores import lost
+from fedpmt.methods.registry import METHODS
 from fedpmt.records import write_atomically
 from fedpmt.report.quantities import bytes_unit, show, time_unit
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from fedpmt.report.quantities import Unit
@@ -29,6 +33,24 @@ NEAR = 0.9
 """Of the best accuracy: what is still worth its savings."""
 
 Row = dict[str, Any]
+Question = Callable[[Mapping[str, Any], str], str]
+"""Of all numbers and a split; no words where nothing was measured."""
+
+
+def documents_of(guide: Path, data: str) -> list[Path]:
+    """The file, or the Markdown files of the folder, with spots of this data set."""
+    files = sorted(guide.rglob("*.md")) if guide.is_dir() else [guide]
+    try:
+        found = [
+            file
+            for file in files
+            if any(about == data for _, about, *_ in SPOT.findall(file.read_text(encoding="utf-8")))
+        ]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"guide = '{guide}' cannot be read ({error})") from error
+    if not found:
+        raise SettingError(f"guide = '{guide}' is refused: it has no spot for what is measured on {data}")
+    return found
 
 
 def fill(document: Path, data: str, numbers: Mapping[str, Any]) -> None:
@@ -47,9 +69,9 @@ def filled(text: str, data: str, numbers: Mapping[str, Any]) -> str:
         opening, about, partition, question, _, closing = spot.groups()
         if about != data:
             return spot.group()
-        if question not in QUESTIONS:
-            raise SettingError.unknown("question of the guide", question, QUESTIONS)
-        return f"{opening}{QUESTIONS[question](numbers, partition) or NOT_YET}{closing}"
+        if question not in ANSWERS:
+            raise SettingError.unknown("question of the guide", question, ANSWERS)
+        return f"{opening}{ANSWERS[question](numbers, partition) or NOT_YET}{closing}"
 
     return SPOT.sub(words, text)
 
@@ -68,12 +90,17 @@ def told(row: Row) -> str:
     return f"{KNOWN[row['entrant']].title} {100 * row['accuracy']:.1f}{interval} %{ended}"
 
 
-def listed(rows: Sequence[Row]) -> str:
-    """A few of them, each method once by its best form, and FedPMT with its place."""
+def by_method(rows: Sequence[Row]) -> list[Row]:
+    """Each method once, by the first of its forms."""
     forms: dict[str, Row] = {}
     for row in rows:
         forms.setdefault(KNOWN[row["entrant"]].method, row)
-    rows = list(forms.values())
+    return list(forms.values())
+
+
+def listed(rows: Sequence[Row]) -> str:
+    """A few of them, each method once by its best form, and FedPMT with its place."""
+    rows = by_method(rows)
     shown = "; ".join(told(row) for row in rows[:FEW])
     place = next((place for place, row in enumerate(rows, 1) if row["entrant"] == "fedpmt"), None)
     if place is None or place <= FEW:
@@ -86,7 +113,7 @@ def accuracy(numbers: Mapping[str, Any], partition: str) -> str:
     return listed(rows_of(numbers, partition))
 
 
-def best_for(against: str, unit: Callable[[float], Unit]) -> Callable[[Mapping[str, Any], str], str]:
+def best_for(against: str, unit: Callable[[float], Unit]) -> Question:
     """Who is best for so much."""
 
     def question(numbers: Mapping[str, Any], partition: str) -> str:
@@ -129,7 +156,7 @@ def public(numbers: Mapping[str, Any], partition: str) -> str:
     return f"best with it: {told(with_data[0])}; best without: {told(without[0])}"
 
 
-def of_devices(evaluates: str) -> Callable[[Mapping[str, Any], str], str]:
+def of_devices(evaluates: str) -> Question:
     """Nets that are not one for all: devices' own, on the classes they hold, or split ones, on all classes."""
 
     def question(numbers: Mapping[str, Any], partition: str) -> str:
@@ -141,7 +168,31 @@ def of_devices(evaluates: str) -> Callable[[Mapping[str, Any], str], str]:
     return question
 
 
-QUESTIONS: dict[str, Callable[[Mapping[str, Any], str], str]] = {
+def of_method(method: str) -> Question:
+    """What a method came to, in each of its forms, and its place by its best."""
+
+    def question(numbers: Mapping[str, Any], partition: str) -> str:
+        forms = [
+            row
+            for row in numbers["rows"]
+            if row["partition"] == partition and KNOWN[row["entrant"]].method == method
+        ]
+        words = [
+            f"{told(row)} {OF[row['evaluates']]}in {show(row['virtual_seconds'], time_unit)}, "
+            f"{show(row['bytes_up'], bytes_unit)} up"
+            for row in forms
+        ]
+        ranked = [KNOWN[row["entrant"]].method for row in by_method(rows_of(numbers, partition))]
+        if method in ranked:
+            words.append(f"number {ranked.index(method) + 1} of {len(ranked)} by accuracy")
+        return "; ".join(words)
+
+    return question
+
+
+OF = {"global": "", "personal": "(devices' own nets) ", "split": "(devices' halves with the server's) "}
+
+QUESTIONS: dict[str, Question] = {
     "accuracy": accuracy,
     "time": best_for("seconds", time_unit),
     "uploads": best_for("bytes", bytes_unit),
@@ -151,3 +202,4 @@ QUESTIONS: dict[str, Callable[[Mapping[str, Any], str], str]] = {
     "own": of_devices("personal"),
     "split": of_devices("split"),
 }
+ANSWERS: dict[str, Question] = QUESTIONS | {method: of_method(method) for method in METHODS}

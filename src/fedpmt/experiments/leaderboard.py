@@ -80,7 +80,6 @@ def page(library: Library, contest: Contest, name: str, title: str, command: str
     bests = {against: best_table(contest, found, every, against) for against, _ in CHARTS}
     judged = findings(found)
     counts = sorted({len(members) for members in found.values()})
-    seeds = seeds_text(range(counts[-1]))
     return Artefact(
         name,
         title,
@@ -95,7 +94,9 @@ def page(library: Library, contest: Contest, name: str, title: str, command: str
             settings_table(contest),
         ],
         [
-            Picture(f"{name}-{kind}", draw(contest, found, every, against), caption(against, seeds))
+            Picture(
+                f"{name}-{kind}", draw(contest, found, every, against), caption(against, seeds_text(counts))
+            )
             for against, kind in CHARTS
         ],
         {
@@ -112,12 +113,11 @@ def page(library: Library, contest: Contest, name: str, title: str, command: str
 def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
     one = contest.settings(contest.entrants[0], contest.partitions[0], 0)
     speeds = len(one.levels.split(","))
-    seeds = seeds_text(range(counts[-1])) if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]} seeds"
     epochs = "1 epoch" if one.epochs == 1 else f"{one.epochs} epochs"
     whose = "as in FedPMT's paper" if contest.data in DATA.values() else "ours"
     held = {key.replace("_", "-"): value for key, value in api.HELD_OUT.items()}
     return (
-        f"{seeds}, {contest.played} rounds on {contest.data}, {one.devices} devices of {speeds} speeds "
+        f"{seeds_text(counts)}, {contest.played} rounds on {contest.data}, {one.devices} devices of {speeds} speeds "
         f"with {one.samples} samples each, {one.cohort} a round. Budget `{BUDGET}`: on each level a method gets the "
         "largest part that takes no more `exact` operations than FedPMT's width there; where the budget cannot act on "
         "a method, it is over it and the clock shows what that costs. The server's work is at most "

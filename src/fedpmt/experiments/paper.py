@@ -9,7 +9,7 @@ from fedpmt.models.nets import net
 from fedpmt.settings import Settings, resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from fedpmt.experiments.artefact import Artefact
@@ -33,7 +33,6 @@ class Scope:
     seeds: Sequence[int]
     quick: bool = False
     data_dir: Path | None = None
-    partial: bool = False  # whether some runs are missing, and are not to be played
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -43,7 +42,7 @@ class Scope:
     @property
     def suffix(self) -> str:
         """What is added to a command."""
-        return flags(self.seeds, quick=self.quick) + (" --draw-only" if self.partial else "")
+        return flags(self.seeds, quick=self.quick)
 
     def settings(
         self, method: str, task: str, partition: str, seed: int, widths: int | None = None, **more: Any
@@ -103,10 +102,13 @@ def flags(seeds: Sequence[int], *, quick: bool) -> str:
     return ("" if list(seeds) == [0] else f" --seeds {ranges(seeds)}") + (" --quick" if quick else "")
 
 
-def seeds_text(seeds: Sequence[int]) -> str:
-    """The number of seeds, in words.
+def seeds_text(counts: Collection[int]) -> str:
+    """How many seeds there are, in words; of what has different numbers of them, the least and the most.
 
-    >>> seeds_text([0]), seeds_text([0, 1, 2])
-    ('1 seed', '3 seeds')
+    >>> seeds_text([1]), seeds_text([3, 3]), seeds_text([2, 3])
+    ('1 seed', '3 seeds', '2 to 3 seeds')
     """
-    return "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    least, most = min(counts), max(counts)
+    if least < most:
+        return f"{least} to {most} seeds"
+    return "1 seed" if most == 1 else f"{most} seeds"

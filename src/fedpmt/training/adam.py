@@ -63,10 +63,8 @@ class Stepper:
         for name, parameter in params.items():
             gradient = gradients[name]
             if name not in self._mean:
-                self._mean[name], self._square[name] = (
-                    torch.zeros_like(parameter),
-                    torch.zeros_like(parameter),
-                )
+                self._mean[name] = torch.zeros_like(parameter)
+                self._square[name] = torch.zeros_like(parameter)
             mean, square = self._mean[name], self._square[name]
             if self._adam.weight_decay:
                 gradient = gradient.add(parameter, alpha=self._adam.weight_decay)

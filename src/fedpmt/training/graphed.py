@@ -61,7 +61,7 @@ class _Chain(Function):
     def forward(
         ctx: Any, shapes: tuple[Shape, ...], names: Sequence[str], inputs: Tensor, *tensors: Tensor
     ) -> Tensor:
-        ctx.key, ctx.names, ctx.run = shapes, names, _taken(shapes, len(inputs))
+        ctx.names, ctx.run = names, _taken(shapes, len(inputs))
         outputs: Tensor = ctx.run.outputs(dict(zip(names, tensors, strict=True)), inputs)
         return outputs
 
@@ -70,26 +70,30 @@ class _Chain(Function):
     def backward(ctx: Any, error: Tensor) -> tuple[Tensor | None, ...]:
         wanted = dict(zip(ctx.names, ctx.needs_input_grad[3:], strict=True))
         gradients = ctx.run.gradients(error, frozenset(name for name, on in wanted.items() if on))
-        _given_back(ctx.key, ctx.run)
+        _given_back(ctx.run)
         ctx.run = None
         return (None, None, None, *(gradients.get(name) for name in ctx.names))
 
 
-_own = threading.local()
+class _Own(threading.local):
+    """A thread's passes that nobody uses, the last used first."""
+
+    def __init__(self) -> None:
+        self.free: list[Pass] = []
+
+
+_own = _Own()
 
 
 def _taken(shapes: tuple[Shape, ...], batch: int) -> Pass:
-    """A pass for so many samples that nobody uses."""
-    free: list[tuple[tuple[Shape, ...], Pass]] = _own.__dict__.setdefault("free", [])
-    for place, (kind, one) in enumerate(free):
-        if kind == shapes and one.batch >= batch:
-            del free[place]
+    """A pass for so many samples."""
+    for place, one in enumerate(_own.free):
+        if one.shapes == shapes and one.batch >= batch:
+            del _own.free[place]
             return one
     return Pass(shapes, batch)
 
 
-def _given_back(key: tuple[Shape, ...], one: Pass) -> None:
-    free: list[tuple[tuple[Shape, ...], Pass]] = _own.__dict__.setdefault("free", [])
-    # The last used first: what a round before needed goes.
-    free.insert(0, (key, one))
-    del free[KEPT:]
+def _given_back(one: Pass) -> None:
+    _own.free.insert(0, one)
+    del _own.free[KEPT:]  # what a round before needed

@@ -59,6 +59,12 @@ class Site:
     public: Examples | None = None  # U: unlabelled, the same for everybody
     fast: bool = False  # whether forward passes may be compiled code's
 
+    def forward(self, model: LayeredModel, first: int = 0) -> Callable[[Tensors, Arrays], Tensor]:
+        """The model's forward pass from layer `first` on, as it is run here."""
+        if self.fast:
+            return graphed(model, first)
+        return partial(model.suffix, first) if first else model.forward
+
 
 @dataclass
 class Run:
@@ -307,8 +313,8 @@ def split_forward(
     frozen = frozen_prefix(model.structure, part)
     if frozen == 0 or not model.composable:
         # Frozen tensors require no gradient, so autograd builds no graph before the first trained layer.
-        return data, graphed(model) if site.fast else model.forward
-    suffix = graphed(model, frozen) if site.fast else partial(model.suffix, frozen)
+        return data, site.forward(model)
+    suffix = site.forward(model, frozen)
     if site.settings.prefix == "recompute":
         return data, lambda tensors, inputs: suffix(tensors, model.prefix(frozen, tensors, inputs))
     hidden = [

@@ -233,7 +233,8 @@ INLINE void exchange(vector square[LANES]) {
         pairs[n] = __builtin_shufflevector(square[n], square[n + 1], 0, 8, 2, 10, 4, 12, 6, 14);
         pairs[n + 1] = __builtin_shufflevector(square[n], square[n + 1], 1, 9, 3, 11, 5, 13, 7, 15);
     }
-    for (int n = 0; n < LANES; n += n % 4 == 1 ? 3 : 1) {
+    for (int n = 0; n < LANES; n++) {
+        if (n % 4 >= 2) continue; /* done with the one two before it */
         fours[n] = __builtin_shufflevector(pairs[n], pairs[n + 2], 0, 1, 8, 9, 4, 5, 12, 13);
         fours[n + 2] = __builtin_shufflevector(pairs[n], pairs[n + 2], 2, 3, 10, 11, 6, 7, 14, 15);
     }

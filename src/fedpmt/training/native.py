@@ -107,6 +107,14 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
+def _compiled() -> ctypes.CDLL:
+    """For what is only called where the compiled code is known to be there."""
+    loaded = library()
+    if loaded is None:
+        raise RuntimeError("there is no compiled code here")
+    return loaded
+
+
 def _build(compiler: str, source: bytes, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -195,11 +203,8 @@ class Shape:
 
     def _turn(self, weight: np.ndarray, packed: np.ndarray, *, back: bool) -> None:
         """A linear layer's weights from the tensor's layout to the compiled code's, or back."""
-        compiled = library()
-        if compiled is None:
-            raise RuntimeError("there is no compiled code here")
         sizes = (self.own_outputs, self.own_inputs, self.spots, packed.shape[1], self.outputs, back)
-        compiled.fedpmt_turn(
+        _compiled().fedpmt_turn(
             ctypes.c_void_p(weight.ctypes.data),
             ctypes.c_void_p(packed.ctypes.data),
             *map(ctypes.c_int32, sizes),
@@ -284,24 +289,29 @@ def _rows(inputs: Tensor, first: Shape) -> np.ndarray:
     return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, missing))) if missing else rows)
 
 
+Buffers = list[tuple[np.ndarray, np.ndarray]]
+"""Weight and bias of each layer, in the layout of the compiled code."""
+
 _own = threading.local()
 
 
-def laid_out(
-    shapes: Sequence[Shape], tensors: Tensors, place: str = "weights"
-) -> list[tuple[np.ndarray, np.ndarray]]:
+def laid_out(shapes: Sequence[Shape], tensors: Tensors, place: str = "weights") -> Buffers:
     """Weights and biases in this thread's own buffers: new memory for every device would cost more than the copy."""
     key, known = tuple(shapes), _own.__dict__
     if known.get(place, (None,))[0] != key:
         known[place] = key, [shape.blank() for shape in shapes]
-    buffers: list[tuple[np.ndarray, np.ndarray]] = known[place][1]
-    for shape, (weight, bias) in zip(shapes, buffers, strict=True):
-        shape.pack(tensors, weight, bias)
+    buffers: Buffers = known[place][1]
+    _fill(shapes, buffers, tensors)
     return buffers
 
 
+def _fill(shapes: Sequence[Shape], buffers: Buffers, tensors: Tensors) -> None:
+    for shape, (weight, bias) in zip(shapes, buffers, strict=True):
+        shape.pack(tensors, weight, bias)
+
+
 def read_back(
-    shapes: Sequence[Shape], packed: list[tuple[np.ndarray, np.ndarray]], frozen: int, names: frozenset[str]
+    shapes: Sequence[Shape], packed: Buffers, frozen: int, names: frozenset[str]
 ) -> dict[str, Tensor]:
     """Copies of the tensors from layer `frozen` on, in their own layout."""
     trained: dict[str, Tensor] = {}
@@ -341,9 +351,6 @@ def native_train(
     rule: StepRule = PLAIN_STEP,
 ) -> tuple[dict[str, Tensor], float]:
     """One device's local round: its tensors from layer `frozen` on, and the mean loss. `order` is [epoch, sample]."""
-    compiled = library()
-    if compiled is None:
-        raise RuntimeError("there is no compiled code here")
     packed = laid_out(shapes, tensors)
     rows, targets = _rows(inputs, shapes[0]), np.ascontiguousarray(labels.numpy())
     positions = np.ascontiguousarray(order, dtype=np.int64)
@@ -362,7 +369,7 @@ def native_train(
         1 - settings.learning_rate * settings.weight_decay - rule.spring,
         None if absent is None else absent.ctypes.data,
     )
-    loss = compiled.fedpmt_train(
+    loss = _compiled().fedpmt_train(
         ctypes.byref(plan),
         (_Layer * len(shapes))(*(shape.structure(rule.gains.get(shape.path, 1.0)) for shape in shapes)),
         _pointers([weight for weight, _ in packed]),
@@ -381,11 +388,10 @@ def native_train(
 
 def native_forward(shapes: Sequence[Shape], tensors: Tensors, inputs: Tensor) -> Tensor:
     """The outputs of the chain."""
-    compiled = library()
     packed = laid_out(shapes, tensors)
     rows = _rows(inputs, shapes[0])
     outputs = np.empty((len(rows), shapes[-1].outputs), dtype=np.float32)
-    done = compiled is not None and compiled.fedpmt_forward(
+    done = _compiled().fedpmt_forward(
         (_Layer * len(shapes))(*(shape.structure() for shape in shapes)),
         ctypes.c_int32(len(shapes)),
         _pointers([weight for weight, _ in packed]),
@@ -404,21 +410,19 @@ class Pass:
     """A forward pass that can be gone backward: weights in the layout of the compiled code, and room for a batch."""
 
     def __init__(self, shapes: Sequence[Shape], batch: int) -> None:
-        self._shapes, self.batch = shapes, batch
+        self.shapes, self.batch = tuple(shapes), batch
+        self._compiled = _compiled()
         self._buffers = [shape.blank() for shape in shapes]
-        self._weights = _pointers([weight for weight, _ in self._buffers])
-        self._biases = _pointers([bias for _, bias in self._buffers])
-        self._layers = (_Layer * len(shapes))(*(shape.structure() for shape in shapes))
         self._count = ctypes.c_int32(len(shapes))
-        compiled = library()
-        if compiled is None:
-            raise RuntimeError("there is no compiled code here")
-        self._compiled = compiled
+        layers = (_Layer * len(shapes))(*(shape.structure() for shape in shapes))
         self._work = ctypes.c_void_p(
-            compiled.fedpmt_prepare(self._layers, self._count, ctypes.c_int64(batch))
+            self._compiled.fedpmt_prepare(layers, self._count, ctypes.c_int64(batch))
         )
         if not self._work:
             raise MemoryError("no memory for a batch")
+        weights = _pointers([weight for weight, _ in self._buffers])
+        biases = _pointers([bias for _, bias in self._buffers])
+        self._chain = layers, self._work, self._count, weights, biases
 
     def __del__(self) -> None:
         if getattr(self, "_work", None):
@@ -426,15 +430,12 @@ class Pass:
 
     def outputs(self, tensors: Tensors, inputs: Tensor) -> Tensor:
         """What comes out, no more than `batch` samples; each of them is kept as the way back needs it."""
-        for shape, (weight, bias) in zip(self._shapes, self._buffers, strict=True):
-            shape.pack(tensors, weight, bias)
-        last = self._shapes[-1]
-        self._rows, made = (
-            _rows(inputs, self._shapes[0]),
-            np.empty((len(inputs), last.outputs), dtype=np.float32),
-        )
+        _fill(self.shapes, self._buffers, tensors)
+        last = self.shapes[-1]
+        self._rows = _rows(inputs, self.shapes[0])
+        made = np.empty((len(inputs), last.outputs), dtype=np.float32)
         self._compiled.fedpmt_outputs(
-            *(self._layers, self._work, self._count, self._weights, self._biases),
+            *self._chain,
             ctypes.c_void_p(self._rows.ctypes.data),
             ctypes.c_int64(len(inputs)),
             ctypes.c_void_p(made.ctypes.data),
@@ -443,16 +444,16 @@ class Pass:
 
     def gradients(self, error: Tensor, names: frozenset[str]) -> dict[str, Tensor]:
         """Of these tensors, once: they take the place of the weights."""
-        last = self._shapes[-1]
+        last = self.shapes[-1]
         wide = np.zeros((len(error), last.outputs), dtype=np.float32)
         wide[:, : last.own_outputs] = error.numpy()
         self._compiled.fedpmt_gradients(
-            *(self._layers, self._work, self._count, self._weights, self._biases),
+            *self._chain,
             ctypes.c_void_p(self._rows.ctypes.data),
             ctypes.c_int64(len(wide)),
             ctypes.c_void_p(wide.ctypes.data),
         )
-        return read_back(self._shapes, self._buffers, 0, names)
+        return read_back(self.shapes, self._buffers, 0, names)
 
 
 SLICE = 2**18
@@ -504,11 +505,10 @@ def native_add_at(
     within = all(kept is None or bool(((kept >= 0) & (kept < full)).all()) for full, kept in pairs)
     if not shape or not within or any(kept is not None for kept in axes[2:]):
         return False
-    rows, columns = (
-        _places(kept, full) for full, kept in zip((*shape, 1)[:2], (*axes, None)[:2], strict=True)
-    )
-    inner = math.prod(shape[2:])
-    if len(axes) > 1 and axes[1] is None:  # whole rows are one run
+    rows = _places(axes[0], shape[0])
+    if len(axes) > 1 and axes[1] is not None:
+        columns, inner = _places(axes[1], shape[1]), math.prod(shape[2:])
+    else:  # whole rows, each of them one run
         columns, inner = _places(None, 1), math.prod(shape[1:])
     if values.numel() != len(rows) * len(columns) * inner:
         return False

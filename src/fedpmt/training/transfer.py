@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +14,6 @@ from fedpmt.models.build import FlatLinear
 from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.adam import STEPPER, Adam, AdamWork, Moments, Stepper
 from fedpmt.training.distillation import CHUNK, answers
-from fedpmt.training.graphed import graphed
 from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
 from fedpmt.types import MODEL, Examples
 
@@ -144,7 +142,7 @@ class ServerHalfWork(AdamWork):
         self, site: Site, model: LayeredModel, part: Part, fixed: Tensors, data: Examples
     ) -> tuple[Examples, Callable[[Tensors, Arrays], Tensor]]:
         """Features enter behind the tap."""
-        return data, graphed(model, STEM) if site.fast else partial(model.suffix, STEM)
+        return data, site.forward(model, STEM)
 
     def loss(self, run: Run, batch: Examples, rng: Rng) -> Tensor:
         outputs = run.forward(run.tensors, batch.inputs)
