@@ -73,9 +73,11 @@ def flat_price(model: LayeredModel, **others: LayeredModel) -> Callable[[Part], 
 class Bench:
     """One method on one small model, driven by hand, without clock or records."""
 
-    def __init__(self, method: Method[Any, Any], module: nn.Module | None = None, **local: Any) -> None:
+    def __init__(
+        self, method: Method[Any, Any], model: nn.Module | LayeredModel | None = None, **local: Any
+    ) -> None:
         self.method: Any = method  # each has functions of its own to be asked
-        self.model = layered(module or small_net())
+        self.model = model if isinstance(model, LayeredModel) else layered(model or small_net())
         others = dict(method.prototypes(self.model, samples(2).inputs, Seeds(0)))
         self.models = {GLOBAL: self.model, **others}
         self.price = flat_price(self.model, **others)

@@ -15,18 +15,19 @@ from fedpmt.complexity.budget import Budget
 from fedpmt.complexity.price import Price
 from fedpmt.methods.averaging import Averaged
 from fedpmt.methods.heterofl import HeteroFL
+from fedpmt.methods.ist import IST
 from fedpmt.methods.slicing import HALVING
 from fedpmt.models.build import build
 from fedpmt.models.layered import layered
 from fedpmt.models.nets import NETS
-from fedpmt.seeds import generator
+from fedpmt.seeds import Seeds, generator
 from fedpmt.submodel.depth import full
 from fedpmt.submodel.part import GLOBAL, Whole, size
 from fedpmt.training.local import LocalSettings, Site, train
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.types import MODEL, SettingError
 from models.nets_of_users import ResNet
-from support import Bench, samples, small_net
+from support import Bench, samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -219,15 +220,31 @@ def images(count: int, seed: int = 0) -> tuple[Any, Any]:
 class TestBatchNorm:
     def test_statistics_are_not_sent_back_and_what_was_received_stays(self) -> None:
         torch.manual_seed(0)
-        model = layered(ResNet(), example=torch.zeros(2, 1, 8, 8))
-        bench = Bench(HeteroFL(rate=0.5), small_net())
-        bench.model = model
-        bench.state = Averaged(model.structure, model.initial())
+        bench = Bench(HeteroFL(rate=0.5), layered(ResNet(), example=torch.zeros(2, 1, 8, 8)))
         before = {name: tensor.clone() for name, tensor in bench.state.tensors.items()}
         reply = bench.reply(0)
         assert not any("running" in name for name in reply.tensors[MODEL])
         assert "blocks.0.bn1.weight" in reply.tensors[MODEL]
         assert all(torch.equal(bench.state.tensors[name], before[name]) for name in before)
+
+    @pytest.mark.parametrize("method", [HeteroFL(rate=0.5, norm="frozen"), IST(norm="frozen", scaling=False)])
+    def test_frozen_statistics_are_used_and_stay(self, method: HeteroFL | IST) -> None:
+        torch.manual_seed(0)
+        module = ResNet()
+        module.bn.running_mean = torch.full((4,), 0.3)  # as a model that was trained before has them
+        bench = Bench(method, layered(module, example=torch.zeros(2, 1, 8, 8)))
+        reply = bench.reply(0)
+        assert not any("running" in name for name in reply.tensors[MODEL])
+        after = bench.method.aggregate(bench.state, [reply], bench.round(0)).state.tensors
+        assert all(torch.equal(after[name], bench.state.tensors[name]) for name in after if "running" in name)
+        assert not torch.equal(after["bn.weight"], bench.state.tensors["bn.weight"])
+        assert method.predictor(bench.state).statistics == "stored"
+        # In training as in evaluation: what a sample gives does not depend on its batch.
+        task = method.assign(bench.state, bench.client(0), bench.round(0))
+        [part], data = task.offer, samples(6)
+        run = method.local().start(bench.site, task, part, None, data, lambda purpose: Seeds(0)(purpose, 0))
+        alone, among = (run.forward(run.tensors, data.inputs[:count])[0] for count in (1, 6))
+        torch.testing.assert_close(alone, among)
 
     def test_a_resnet_is_evaluated_with_the_statistics_of_devices_data(self, tmp_path: Path) -> None:
         torch.manual_seed(0)

@@ -137,7 +137,7 @@ def refuse_unseen(method: Method[Any, Any], name: str, problem: Problem) -> None
     if buffers and method.finds_statistics and isinstance(problem.data, NodeData):
         raise SettingError(
             f"{name}.norm = 'static' is refused: BatchNorm statistics would be found on data that only the nodes "
-            f"have (set {name}.norm=averaged)"
+            f"have (set {name}.norm=averaged or frozen)"
         )
 
 

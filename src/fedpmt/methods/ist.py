@@ -45,7 +45,9 @@ class IST(PartAveraging):
         2  # S, how many sub-nets a deal makes; None, as in the paper: one for each device asked
     )
     scaling: bool = True  # hidden outputs times n / m in training, for the neurons that are elsewhere
-    norm: Literal["static", "averaged"] = "static"  # BatchNorm statistics: of data at the end, or averaged
+    norm: Literal["static", "averaged", "frozen"] = (
+        "static"  # BatchNorm statistics: of data at the end, averaged, or as they are
+    )
 
     def __post_init__(self) -> None:
         if self.subnets is not None and self.subnets < 1:
@@ -71,8 +73,8 @@ class IST(PartAveraging):
         return self.alone(structure, narrow(structure, axes, kept, label))
 
     def alone(self, structure: Structure, part: Part) -> Part:
-        """A part as it is trained: static BatchNorm sends no statistics back."""
-        return without_buffers(structure, part) if self.norm == "static" else part
+        """A part as it is trained: only statistics that are averaged come back."""
+        return part if self.norm == "averaged" else without_buffers(structure, part)
 
     @property
     def finds_statistics(self) -> bool:
@@ -82,10 +84,9 @@ class IST(PartAveraging):
         return "device"
 
     def local(self) -> LocalWork[None]:
-        from fedpmt.training.local import LocalWork
         from fedpmt.training.scaled import ScaledWork
 
-        return ScaledWork("outputs") if self.scaling else LocalWork()
+        return ScaledWork("outputs" if self.scaling else None, frozen_norms=self.norm == "frozen")
 
     def predictor(self, state: Averaged) -> Predictor:
         return replace(super().predictor(state), statistics="data" if self.finds_statistics else "stored")

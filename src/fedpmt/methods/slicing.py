@@ -36,7 +36,9 @@ class SliceAveraging(PartAveraging):
     scaler: bool = True  # hidden outputs times 1 / r in training
     masked: bool = True  # masked cross-entropy: classes a device does not hold have logit 0
     clip: float | None = None  # the largest norm of a step's gradient
-    norm: Literal["static", "averaged"] = "static"  # BatchNorm statistics: of data at the end, or averaged
+    norm: Literal["static", "averaged", "frozen"] = (
+        "static"  # BatchNorm statistics: of data at the end, averaged, or as they are
+    )
 
     @abstractmethod
     def channels(self, size: int, count: int, round: Round) -> np.ndarray:
@@ -84,7 +86,7 @@ class SliceAveraging(PartAveraging):
             lambda size, count: self.channels(size, count, round),
             derivable=True,
         )
-        return without_buffers(structure, part) if self.norm == "static" else part
+        return part if self.norm == "averaged" else without_buffers(structure, part)
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         return self.held(state, client, self.slice(state, self.rate_of(state, client, round), round))
@@ -103,7 +105,7 @@ class SliceAveraging(PartAveraging):
     def local(self) -> LocalWork[None]:
         from fedpmt.training.scaled import ScaledWork
 
-        return ScaledWork("rate" if self.scaler else None, self.masked, self.clip)
+        return ScaledWork("rate" if self.scaler else None, self.masked, self.clip, self.norm == "frozen")
 
     def predictor(self, state: Averaged) -> Predictor:
         return replace(super().predictor(state), statistics="data" if self.finds_statistics else "stored")

@@ -79,12 +79,19 @@ class LayeredModel:
         state = self.module.state_dict()
         return {name: state[name].detach().clone().contiguous() for name in self.structure.tensors}
 
-    def set_training(self, trained: Sequence[bool]) -> None:
-        """Put trained layers in training mode; frozen ones stay as received, in evaluation mode."""
+    def set_training(self, trained: Sequence[bool], *, norms: bool = True) -> None:
+        """Put trained layers in training mode; frozen ones stay as received, in evaluation mode.
+
+        Without `norms` modules with running statistics stay so as well, wherever they are.
+        """
         self.module.train(all(trained))
         for (_, paths), on in zip(self._stages, trained, strict=True):
             for path in paths:
                 self.module.get_submodule(path).train(on)
+        if not norms:
+            for module in self.module.modules():
+                if getattr(module, "track_running_stats", False):
+                    module.eval()
 
     def forward(self, tensors: Tensors, inputs: Arrays) -> Tensor:
         """Run the whole model on these tensors."""

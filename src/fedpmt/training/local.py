@@ -144,6 +144,11 @@ class LocalWork(Generic[D]):
     measures: tuple[str, ...] = ("train_loss",)
     """The metrics that stand in every reply."""
 
+    @property
+    def moves_norms(self) -> bool:
+        """Whether BatchNorm uses a batch's statistics, and moves its own; else it uses those it was sent."""
+        return True
+
     def first(self, device: int, rng: Rng) -> D | None:
         """What a device keeps before its first round: nothing."""
         return None
@@ -189,7 +194,7 @@ class LocalWork(Generic[D]):
         """Set up the local model and what it is trained on."""
         model = site.models[part.model]
         local = local_tensors(task, part, model.structure)
-        model.set_training([bool(on) for on in mask(model.structure, part)])
+        model.set_training([bool(on) for on in mask(model.structure, part)], norms=self.moves_norms)
         parameters = {name for name in model.structure.parameters if name in part.trained}
         params = {
             name: local[name].clone().requires_grad_()

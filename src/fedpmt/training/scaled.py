@@ -41,6 +41,11 @@ class ScaledWork(LocalWork[None]):
     scale: Literal["inputs", "outputs", "rate"] | None = "inputs"
     masked: bool = False
     clip: float | None = None  # the largest norm of a step's gradient
+    frozen_norms: bool = False  # BatchNorm in evaluation mode
+
+    @property
+    def moves_norms(self) -> bool:
+        return not self.frozen_norms
 
     @property
     def fast(self) -> bool:
