@@ -70,6 +70,12 @@ def flat_price(model: LayeredModel, **others: LayeredModel) -> Callable[[Part], 
     return price
 
 
+STAGES: dict[str, dict[str, Any]] = {
+    "prunefl": {"initial_rounds": 1, "interval": 1, "start_factor": 0.0, "sweeps": 1}
+}
+"""What brings a method to all its stages within a few rounds: PruneFL first prunes on one device alone."""
+
+
 class Bench:
     """One method on one small model, driven by hand, without clock or records."""
 

@@ -25,7 +25,7 @@ def pulled(reward: Any, pulls: int, *, discount: float, finest: float, seed: int
     bandit, rng = Bandit((0.0, 0.8)), np.random.default_rng(seed)
     for _ in range(pulls):
         ratio = bandit.draw(discount, rng)
-        bandit = bandit.rewarded(ratio, reward(ratio), finest)
+        bandit = bandit.rewarded(ratio, reward(ratio), finest, discount)
     return bandit
 
 
@@ -39,13 +39,38 @@ def test_concentrates_near_the_optimum_of_a_stationary_reward(best: float, seed:
     assert abs(np.median(late) - best) < 0.05
 
 
+@pytest.mark.parametrize("best", [0.1, 0.37, 0.7])
+def test_concentrates_as_it_is_shipped(best: float) -> None:
+    """With the default discount, interval and clip: less than without a discount, far more than at random."""
+    shipped, near, median = FedMP(), [], []
+    for seed in range(3):
+        bandit = pulled(
+            lambda ratio: shipped.clip * (1 - abs(ratio - best) / shipped.most),
+            400,
+            discount=shipped.discount,
+            finest=shipped.finest,
+            seed=seed,
+        )
+        late = np.array(bandit.ratios[200:])
+        near.append(np.mean(np.abs(late - best) < 0.1))
+        median.append(np.median(late))
+    assert np.mean(near) > 0.5  # at random a quarter
+    assert abs(np.mean(median) - best) < 0.1
+
+
+def test_what_no_sum_would_show_is_forgotten() -> None:
+    long = pulled(lambda ratio: ratio, 300, discount=0.9, finest=0.05)
+    assert len(long.ratios) == len(long.rewards) == 263  # 0.9^262 is the last above 1e-12
+    assert len(pulled(lambda ratio: ratio, 300, discount=1.0, finest=0.05).ratios) == 300
+
+
 def test_forgets_what_has_changed() -> None:
     """With a discount the optimum is found again after it has moved."""
     rng, bandit = np.random.default_rng(0), Bandit((0.0, 0.8))
     for turn in range(600):
         best = 0.1 if turn < 300 else 0.7
         ratio = bandit.draw(0.97, rng)
-        bandit = bandit.rewarded(ratio, 40 * (1 - abs(ratio - best)), 0.05)
+        bandit = bandit.rewarded(ratio, 40 * (1 - abs(ratio - best)), 0.05, 0.97)
     assert abs(np.median(bandit.ratios[200:300]) - 0.1) < 0.1
     assert abs(np.median(bandit.ratios[500:]) - 0.7) < 0.1
 
@@ -74,7 +99,7 @@ def test_intervals_stay_a_partition_and_are_split_where_they_are_wide(
         ratio = bandit.draw(discount, rng)
         arm = int(np.searchsorted(bandit.borders, ratio, side="right"))
         wide = bandit.borders[arm] - bandit.borders[arm - 1] > finest
-        after = bandit.rewarded(ratio, 1.0, finest)
+        after = bandit.rewarded(ratio, 1.0, finest, discount)
         assert len(after.borders) == len(bandit.borders) + wide
         assert (ratio in after.borders) == wide
         assert after.borders[0] == 0.0

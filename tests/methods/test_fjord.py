@@ -19,8 +19,9 @@ from fedpmt.simulation.loop import payload_bytes
 from fedpmt.submodel.part import GLOBAL, Part, take
 from fedpmt.submodel.width import corners
 from fedpmt.training.local import LocalSettings, Run, Site, sgd_step
-from fedpmt.training.nested import WIDTHS, NestedWork, outputs_at, statistics_of
+from fedpmt.training.nested import WIDTHS, NestedWork
 from fedpmt.training.objective import CLASSIFICATION
+from fedpmt.training.widths import outputs_at, statistics_of
 from fedpmt.types import MODEL, SettingError
 from models.nets_of_users import ResNet
 from support import Bench, samples

@@ -246,6 +246,21 @@ class TestBatchNorm:
         alone, among = (run.forward(run.tensors, data.inputs[:count])[0] for count in (1, 6))
         torch.testing.assert_close(alone, among)
 
+    def test_layers_before_a_frozen_norm_are_not_scaled(self) -> None:
+        """Its statistics are of outputs as they were: scaled ones would come out of it far from the mean."""
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()),
+            *(nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 3)),
+        )
+        scaled = {}
+        for norm in ("static", "frozen"):
+            bench = Bench(HeteroFL(rate=0.5, norm=norm), net)
+            task = bench.method.assign(bench.state, bench.client(0), bench.round(0))
+            scaled[norm] = bench.method.local().factors(task, task.offer[0], bench.model.structure)
+        hidden = {"4.weight": 2.0, "4.bias": 2.0}
+        assert scaled == {"static": {"0.weight": 2.0, "0.bias": 2.0, **hidden}, "frozen": hidden}
+
     def test_a_resnet_is_evaluated_with_the_statistics_of_devices_data(self, tmp_path: Path) -> None:
         torch.manual_seed(0)
         run = fedpmt.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,8 +23,12 @@ from fedpmt.submodel.part import GLOBAL, Whole, take
 from fedpmt.submodel.width import corners
 from fedpmt.training.local import Site
 from fedpmt.training.objective import CLASSIFICATION, Objective
+from fedpmt.training.widths import statistics_of
 from fedpmt.types import MODEL, SettingError
 from support import Bench, samples, small_net
+
+if TYPE_CHECKING:
+    from fedpmt.methods.base import Method
 
 SHARES = st.floats(0.02, 0.98)
 RATES = st.floats(0.05, 4.0)
@@ -205,21 +209,55 @@ def test_the_narrow_net_is_tested_as_itself() -> None:
     torch.testing.assert_close(
         bench.model.forward(shown.tensors, inputs), bench.model.forward(cut, inputs), rtol=1e-5, atol=1e-6
     )
-    assert SlimFL().predictor(bench.state).tensors is bench.state.tensors
+    whole = SlimFL().predictor(bench.state).tensors
+    assert all(whole[name] is tensor for name, tensor in bench.state.tensors.items())
 
 
-def test_a_narrow_pass_leaves_no_trace_in_running_statistics() -> None:
-    def net() -> nn.Module:
+class TestBatchNorm:
+    """Statistics are of each width, as in slimmable nets."""
+
+    def bench(self, method: Method[Any, Any]) -> Bench:
         torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
+        net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+        return Bench(method, net, batch=8)
+
+    def test_a_narrow_pass_leaves_no_trace_in_those_of_the_full_net(self) -> None:
+        ours, theirs = (self.bench(method).reply(0).tensors for method in (SlimFL(), FedAvg()))
+        for name in ("1.running_mean", "1.running_var"):
+            assert torch.equal(ours[statistics_of(2)][name], theirs[MODEL][name])
+            assert ours[statistics_of(1)][name].shape == (2,)
+            assert name not in ours[MODEL]
+        # After one step the first filters have seen the same batch at both widths.
+        torch.testing.assert_close(
+            ours[statistics_of(1)]["1.running_var"], ours[statistics_of(2)]["1.running_var"][:2]
         )
 
-    with pytest.raises(SettingError, match="running statistics"):
-        Bench(SlimFL(evaluated=0.5), net())
-    replies = [Bench(method, net(), batch=8).reply(0) for method in (SlimFL(), FedAvg())]
-    for name in ("1.running_mean", "1.running_var"):
-        assert torch.equal(replies[0].tensors[MODEL][name], replies[1].tensors[MODEL][name])
+    def test_each_width_is_averaged_over_those_it_was_decoded_from(self) -> None:
+        bench = self.bench(SlimFL(noise=0.5, evaluated=0.5))
+        arrived = [bench.reply(device) for device in range(12)]
+        state = bench.method.aggregate(bench.state, arrived, bench.round(0)).state
+        gains = [bench.round(0).rng("fading", reply.device).exponential() for reply in arrived]
+        decoded = [bench.method.decoded(gain, 2) for gain in gains]
+        assert set(decoded) == {0, 1, 2}
+        for level in (1, 2):
+            group = statistics_of(level)
+            those = [
+                reply.tensors[group] for reply, count in zip(arrived, decoded, strict=True) if count >= level
+            ]
+            for name in ("1.running_mean", "1.running_var"):
+                mean = torch.stack([one[name] for one in those]).mean(dim=0)
+                torch.testing.assert_close(state.statistics[group][name], mean)
+        shown = bench.method.predictor(state).tensors["1.running_var"]
+        assert torch.equal(shown[:2], state.statistics[statistics_of(1)]["1.running_var"])
+
+    def test_weak_devices_leave_the_full_nets_alone(self) -> None:
+        bench = self.bench(SlimFL(fit=True, noise=0.0))
+        reply = bench.reply(0, budget=1.0)
+        assert reply.part.label == "0.5x"
+        state = bench.method.aggregate(bench.state, [reply], bench.round(0)).state
+        full, narrow = (state.statistics[statistics_of(level)]["1.running_mean"] for level in (2, 1))
+        assert torch.equal(full, torch.zeros(4))
+        assert narrow.any()
 
 
 def real_price(bench: Bench) -> Price:

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from fedpmt.training.local import LocalWork
 
 
+FORGOTTEN = 1e-12
+"""A weight λ^(t - s) that no sum would show."""
+
+
 @dataclass(frozen=True)
 class Bandit:
     """What the server has learned of one worker. Arms are the intervals between borders."""
@@ -69,14 +73,21 @@ class Bandit:
         best = int(np.argmax(bounds))
         return float(rng.uniform(self.borders[best], self.borders[best + 1]))
 
-    def rewarded(self, ratio: float, reward: float, finest: float) -> Bandit:
-        """With one more experience; an interval wider than θ is split where it was made."""
+    def rewarded(self, ratio: float, reward: float, finest: float, discount: float) -> Bandit:
+        """With one more experience; an interval wider than θ is split where it was made.
+
+        What has a weight below rounding is forgotten, so that long runs do not carry it along.
+        """
         arm = int(np.searchsorted(self.borders, ratio, side="right"))
         low, high = self.borders[arm - 1], self.borders[arm]
         borders = self.borders
         if high - low > finest and ratio > low:
             borders = (*borders[:arm], ratio, *borders[arm:])
-        return replace(self, borders=borders, ratios=(*self.ratios, ratio), rewards=(*self.rewards, reward))
+        kept = (
+            slice(-math.ceil(math.log(FORGOTTEN) / math.log(discount)), None) if discount < 1 else slice(None)
+        )
+        ratios, rewards = (*self.ratios, ratio)[kept], (*self.rewards, reward)[kept]
+        return replace(self, borders=borders, ratios=ratios, rewards=rewards)
 
 
 @dataclass(frozen=True)
@@ -98,8 +109,8 @@ class FedMP(Method[Pruning, None]):
     weight: Literal["samples", "uniform"] = "uniform"
     bandit: bool = True  # α is learned from loss and time, else it follows from the budget
     ratio: float | None = None  # α, the same for all workers and rounds
-    discount: float = 0.95  # λ
-    finest: float = 0.05  # θ, the width from which on an interval is split no more
+    discount: float = 0.99  # λ
+    finest: float = 0.1  # θ, the width from which on an interval is split no more
     most: float = 0.8  # the largest α that is tried
     gap: float = 1e-3  # ε, added to the gap in time
     clip: float = 5.0  # rewards beyond this are cut
@@ -200,7 +211,8 @@ class FedMP(Method[Pruning, None]):
             # There is no decrease to speak of in a worker's first round.
             if bandit.loss is not None:
                 reward = self.reward(bandit.loss - loss, seconds, mean)
-                bandit = bandit.rewarded(self.drawn(state, worker, round), reward, self.finest)
+                drawn = self.drawn(state, worker, round)
+                bandit = bandit.rewarded(drawn, reward, self.finest, self.discount)
                 rewards.append(reward)
             bandits[worker] = replace(bandit, loss=loss)
         return bandits, {"reward": sum(rewards) / len(rewards)} if rewards else {}

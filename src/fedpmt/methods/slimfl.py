@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from fedpmt.complexity.budget import largest
-from fedpmt.complexity.cost import FLOAT_BYTES
-from fedpmt.methods.averaging import Averaged, PartAveraging
-from fedpmt.methods.base import Predictor, Step
-from fedpmt.submodel.depth import full
-from fedpmt.submodel.part import Part, embedded, size, take
-from fedpmt.submodel.width import corners, thinned
+from fedpmt.methods.base import Method, Predictor, Step, Sums
+from fedpmt.methods.nested import Nested, NestedMean, nested
+from fedpmt.submodel.part import GLOBAL, Part
+from fedpmt.submodel.width import corners
+from fedpmt.training.messages import Task
 from fedpmt.types import MODEL, SettingError
 
 if TYPE_CHECKING:
@@ -37,8 +36,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SlimFL(PartAveraging):
+class SlimFL(Method[Nested, None]):
     """Superposition training and superposition coding."""
+
+    sums: ClassVar[Sums] = "entries"
+
+    weight: Literal["samples", "uniform"] = "samples"  # a_k = |D_k|, or 1
 
     slim_widths: str = "0.5,1"  # shares of the channels, smallest first
     narrow_weight: float = 1.0  # w_1, of the gradients of narrower nets
@@ -77,26 +80,22 @@ class SlimFL(PartAveraging):
         except ValueError:
             return (0.0,)
 
-    def init(self, setup: Setup) -> Averaged:
-        state = super().init(setup)
-        if self.evaluated != 1 and any(layer.buffers for layer in state.structure.layers):
-            raise SettingError(
-                f"slimfl.evaluated = '{self.evaluated}' is refused: this model has running statistics, "
-                "which are those of the widest net"
-            )
-        return state
+    def init(self, setup: Setup) -> Nested:
+        prototype = setup.prototypes[GLOBAL]
+        return Nested.first(prototype, self.nets(prototype.structure))
 
     def nets(self, structure: Structure) -> tuple[Part, ...]:
         """The slimmable net at every width, smallest first, each with the narrower ones inside it."""
-        axes, nets = structure.require_axes("slimfl"), list[Part]()
-        for width in self.widths():
-            net = full(structure) if width == 1 else thinned(structure, axes, width, derivable=True)
-            nets.append(replace(net, label=f"{width:g}x", inner=tuple(nets)))
-        return tuple(nets)
+        return nested(structure, {f"{width:g}x": width for width in self.widths()}, "slimfl")
 
-    def part(self, state: Averaged, client: Client, round: Round) -> Part:
+    def part(self, state: Nested, client: Client, round: Round) -> Part:
+        """The whole net, or with `fit` as much of it as the budget pays for."""
         nets = self.nets(state.structure)
         return largest(nets, self.fits(client, state.structure, round.price)) if self.fit else nets[-1]
+
+    def assign(self, state: Nested, client: Client, round: Round) -> Task:
+        net = self.part(state, client, round)
+        return Task((net,), state.payload(net))
 
     def action(self, resource: Resource) -> Action:
         return "device" if self.fit else "none"
@@ -131,10 +130,8 @@ class SlimFL(PartAveraging):
         least = min(self.margins(messages)[:wanted])
         return math.exp(-self.threshold * self.noise / least) if least > 0 else 0.0
 
-    def aggregate(self, state: Averaged, replies: Iterable[Reply], round: Round) -> Step[Averaged]:
-        from fedpmt.aggregation import CoverageMean
-
-        mean, structure = CoverageMean(state.tensors, self.rule()), state.structure
+    def aggregate(self, state: Nested, replies: Iterable[Reply], round: Round) -> Step[Nested]:
+        mean, structure = NestedMean(state), state.structure
         counts, delivered = dict.fromkeys((net.label for net in self.nets(structure)), 0), 0
         for reply in replies:
             messages = (*reply.part.inner, reply.part)
@@ -143,23 +140,16 @@ class SlimFL(PartAveraging):
                 counts[net.label] += 1
             if not decoded:
                 continue
-            net, received = messages[decoded - 1], reply.tensors[MODEL]
-            corner = corners(structure, net)
-            tensors = {name: tensor[corner[name]] for name, tensor in received.items()}
-            mean.add(net, tensors, reply.samples if self.weight == "samples" else 1)
-            delivered += FLOAT_BYTES * sum(
-                size(selection, structure.shapes[name]) for name, selection in net.trained.items()
-            )
+            net, corner = messages[decoded - 1], corners(structure, messages[decoded - 1])
+            weights = {name: tensor[corner[name]] for name, tensor in reply.tensors[MODEL].items()}
+            mean.add(net, weights, reply.tensors, reply.samples if self.weight == "samples" else 1)
+            delivered += self.local().upload_bytes(net, structure)
         metrics = {f"decoded_{label}": float(count) for label, count in counts.items()}
-        return Step(Averaged(structure, mean.result()), {**metrics, "delivered_bytes": float(delivered)})
+        return Step(mean.result(), {**metrics, "delivered_bytes": float(delivered)})
 
-    def predictor(self, state: Averaged) -> Predictor:
-        """The net at the width to be tested; channels it does not have are zero, which is the same."""
-        net = self.nets(state.structure)[self.widths().index(self.evaluated)]
-        if self.evaluated == 1:
-            return super().predictor(state)
-        cut = {name: take(tensor, net.sent[name]) for name, tensor in state.tensors.items()}
-        return Predictor("global", net.model, embedded(cut, net.sent, state.structure.shapes))
+    def predictor(self, state: Nested) -> Predictor:
+        """The net at the width to be tested."""
+        return state.predictor(self.nets(state.structure), self.widths().index(self.evaluated) + 1)
 
     def neutral(self) -> Self:
         best = (1 + self.threshold) / (2 + self.threshold)  # λ*, where both messages need the same channel

@@ -35,7 +35,9 @@ class ScaledWork(LocalWork[None]):
     rate      the same times 1 / r, with the rate r that the task names (HeteroFL's Scaler)
 
     A layer's output is scaled through its weights, s (W x + b) = (s W) x + s b, so any net can be scaled whose axes
-    are known, and the fast path can do it too. With `masked`, classes whose rows are not trained have logits 0.
+    are known, and the fast path can do it too. Frozen BatchNorm has statistics of outputs that were not scaled, so
+    layers before one are left as they are; a batch's own would have cancelled the factor. With `masked`, classes whose
+    rows are not trained have logits 0.
     """
 
     scale: Literal["inputs", "outputs", "rate"] | None = "inputs"
@@ -55,13 +57,14 @@ class ScaledWork(LocalWork[None]):
         if self.scale is None:
             return {}
         axes = structure.require_axes("scaling")
+        normed = self._normed(structure) if self.frozen_norms else ()
         found: dict[str, float] = {}
         for weight in structure.parameters:
             if len(axes.tensors[weight]) < 2:
                 continue  # a bias, which goes with its weight, or a norm, which is not scaled
             place = 1 if self.scale == "inputs" else 0
             group = axes.tensors[weight][place].group
-            if group is None or not axes.groups[group].hidden:
+            if group is None or not axes.groups[group].hidden or group in normed:
                 continue
             full = structure.shapes[weight]
             kept = local_shape(part.sent[weight], full)
@@ -70,6 +73,12 @@ class ScaledWork(LocalWork[None]):
             names = [weight, bias] if place == 0 and bias in axes.tensors else [weight]
             found |= dict.fromkeys(names, factor)
         return {name: factor for name, factor in found.items() if factor != 1}
+
+    def _normed(self, structure: Structure) -> set[str | None]:
+        """The channels of which running statistics are kept."""
+        axes = structure.require_axes("scaling")
+        buffers = (name for layer in structure.layers for name in layer.buffers)
+        return {axis.group for name in buffers for axis in axes.tensors.get(name, ())}
 
     def absent(self, part: Part, structure: Structure) -> np.ndarray | None:
         """The classes whose rows of the classifier the part does not train."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn import functional
 
-from fedpmt.submodel.width import corners
-from fedpmt.training.local import LocalWork, Rng, Run, Site
+from fedpmt.training.widths import WidthsWork, outputs_at
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -18,14 +17,13 @@ if TYPE_CHECKING:
 
     from fedpmt.complexity.cost import Cost
     from fedpmt.submodel.part import Part
+    from fedpmt.training.local import Rng, Run, Site
     from fedpmt.training.messages import Task
     from fedpmt.types import Examples
 
-CORNERS = "corners"
-
 
 @dataclass(frozen=True)
-class SlimWork(LocalWork[None]):
+class SlimWork(WidthsWork):
     """Superposition training: one step along g = w_1 Σ g_narrow + w_2 g_full.
 
     A narrow net is the leading corner of the part's own tensors, so all gradients fall into one place. It learns
@@ -37,12 +35,9 @@ class SlimWork(LocalWork[None]):
     distill: bool
 
     def start(self, site: Site, task: Task, part: Part, own: None, data: Examples, rng: Rng) -> Run:
-        run = super().start(site, task, part, own, data, rng)
-        structure = site.models[part.model].structure
-        run.memo[CORNERS] = [corners(structure, inner) for inner in self.narrower(part)]
-        if run.memo[CORNERS] and self.distill and site.objective.loss is not functional.cross_entropy:
+        if self.narrower(part) and self.distill and site.objective.loss is not functional.cross_entropy:
             raise SettingError("slimfl.distill = 'true' is refused: it needs classes under cross-entropy")
-        return run
+        return super().start(site, task, part, own, data, rng)
 
     def narrower(self, part: Part) -> tuple[Part, ...]:
         """The nets inside the part that are trained with it."""
@@ -50,16 +45,13 @@ class SlimWork(LocalWork[None]):
 
     def loss(self, run: Run, batch: Examples, rng: Rng) -> Tensor:
         objective = run.site.objective
-        outputs = run.forward(run.tensors, batch.inputs)
+        outputs = outputs_at(run, len(run.part.inner), batch.inputs)
         loss = self.full_weight * objective.loss(outputs, batch.targets)
         # Without `detach` the full net would learn to please the narrow ones.
         targets = outputs.detach().softmax(dim=-1) if self.distill else batch.targets
-        for corner in run.memo[CORNERS]:
-            narrow = {name: tensor[corner[name]] for name, tensor in run.params.items()}
-            # Copies: a narrow pass must not write its statistics over those of the full net.
-            statistics = {name: tensor[corner[name]].clone() for name, tensor in run.fixed.items()}
-            outputs = run.forward({**statistics, **narrow}, batch.inputs)
-            loss = loss + self.narrow_weight * objective.loss(outputs, targets)
+        for level in range(len(self.narrower(run.part))):
+            narrow = outputs_at(run, level, batch.inputs)
+            loss = loss + self.narrow_weight * objective.loss(narrow, targets)
         return loss
 
     def cost(self, part: Part, price: Callable[[Part], Cost]) -> Cost:
