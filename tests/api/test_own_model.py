@@ -16,19 +16,10 @@ from fedpmt import api
 from fedpmt.models.layered import layered
 from fedpmt.types import SettingError
 from models.nets_of_users import ResNet, Transformer
+from support import images
 
 Pair = tuple[Any, Any]
 FAST: dict[str, Any] = {"devices": 6, "samples": 20, "cohort": 3, "batch": 5, "levels": "1/4,1/2,1"}
-
-
-def images(count: int, seed: int = 0) -> Pair:
-    """Three classes, told apart by which third of the picture is bright."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(3, size=count)
-    inputs = rng.normal(0, 0.3, size=(count, 1, 6, 6)).astype(np.float32)
-    for sample, label in enumerate(labels):
-        inputs[sample, 0, 2 * label : 2 * label + 2] += 1
-    return inputs, labels
 
 
 def tokens(count: int, seed: int = 0) -> Pair:

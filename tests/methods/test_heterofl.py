@@ -27,7 +27,7 @@ from fedpmt.training.local import LocalSettings, Site, train
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.types import MODEL, SettingError
 from models.nets_of_users import ResNet
-from support import Bench, samples
+from support import Bench, images, samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -206,15 +206,6 @@ def test_full_width_is_whole() -> None:
 def test_a_rate_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(SettingError, match=r"heterofl\.rate = '0'"):
         HeteroFL(rate=0)
-
-
-def images(count: int, seed: int = 0) -> tuple[Any, Any]:
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(3, size=count)
-    inputs = rng.normal(0, 0.3, size=(count, 1, 6, 6)).astype(np.float32)
-    for sample, label in enumerate(labels):
-        inputs[sample, 0, 2 * label : 2 * label + 2] += 1
-    return inputs, labels
 
 
 class TestBatchNorm:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from narrow_runs import check_fast_path, takes_fast_path
+from torch import nn
 
 from fedpmt import api
 from fedpmt.methods.ist import IST
@@ -69,6 +70,23 @@ def test_a_budget_leaves_a_random_part_of_a_piece() -> None:
         counts[kept] += 1
     # Of 8 neurons 1 is kept: 25 times each on average; that one is below 10 happens once in a thousand.
     assert counts.min() >= 10
+
+
+def test_a_budget_pays_for_as_much_of_a_piece_as_it_can() -> None:
+    """A small piece of one layer leaves room for more of another."""
+    torch.manual_seed(0)
+    bench = Bench(
+        IST(subnets=3),
+        nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, 3)
+        ),
+    )
+    for device in COHORT:
+        whole = bench.method.assign(bench.state, bench.client(device), bench.round(0)).offer[0]
+        price = bench.price(whole).operations
+        cut = bench.method.assign(bench.state, bench.client(device, price - 1), bench.round(0)).offer[0]
+        less = bench.price(cut).operations
+        assert 0.95 * price < less < price
 
 
 def test_fewer_subnets_than_devices_are_shared() -> None:

@@ -16,12 +16,11 @@ import numpy as np
 from fedpmt.complexity.matching import rate_within
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.submodel.width import (
-    HIDDEN,
     disjoint_channels,
+    first_channels,
     hidden_groups,
     kept_count,
     narrow,
-    thinned,
     without_buffers,
 )
 from fedpmt.types import SettingError
@@ -60,16 +59,31 @@ class IST(PartAveraging):
         place = round.cohort.index(client.id) if client.id in round.cohort else client.id
         pieces = self.subnets or max(1, len(round.cohort))
         fits = self.fits(client, structure, round.price)
-        rate = rate_within(lambda rate: fits(self.alone(structure, thinned(structure, axes, rate, HIDDEN))))
         # One generator for all: every device sees the same deal.
         rng = round.rng("deal")
-        kept, label = {}, f"1 of {pieces} subnets"
-        for group in hidden_groups(axes):
-            piece = disjoint_channels(group.size, pieces, rng)[place % pieces]
-            # Cut in the order dealt: of sorted pieces weak devices would never train the last channels.
-            kept[group.name] = np.sort(piece[: kept_count(group.size, rate)])
-            if len(kept[group.name]) < len(piece):
-                label = f"1 of {pieces} subnets, keep {rate:.2f}"
+        dealt = {
+            group.name: disjoint_channels(group.size, pieces, rng)[place % pieces]
+            for group in hidden_groups(axes)
+        }
+
+        def counts(rate: float) -> dict[str, int]:
+            """How many channels of the piece a rate leaves, by group."""
+            return {
+                name: min(len(piece), kept_count(axes.groups[name].size, rate))
+                for name, piece in dealt.items()
+            }
+
+        def cut(rate: float) -> Part:
+            """As large as the piece cut at a rate; a price does not ask which channels they are."""
+            leading = {name: first_channels(len(dealt[name]), count) for name, count in counts(rate).items()}
+            return self.alone(structure, narrow(structure, axes, leading, f"keep {rate:.2f}"))
+
+        rate = rate_within(lambda rate: fits(cut(rate)))
+        left = counts(rate)
+        # Cut in the order dealt: of sorted pieces weak devices would never train the last channels.
+        kept = {name: np.sort(piece[: left[name]]) for name, piece in dealt.items()}
+        whole = all(left[name] == len(piece) for name, piece in dealt.items())
+        label = f"1 of {pieces} subnets" + ("" if whole else f", keep {rate:.2f}")
         return self.alone(structure, narrow(structure, axes, kept, label))
 
     def alone(self, structure: Structure, part: Part) -> Part:

@@ -1,0 +1,105 @@
+"""FedDrop: scaled sub-nets stand for the whole net on average, and the fast path trains them alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from narrow_runs import check_fast_path, local_round
+from torch.nn import functional
+
+from fedpmt.methods.feddrop import FedDrop
+from fedpmt.models.nets import NETS
+from fedpmt.seeds import Seeds
+from fedpmt.submodel.part import Indices
+from fedpmt.training.fused import fusible
+from fedpmt.training.local import train
+from fedpmt.types import MODEL
+from support import Bench, samples
+
+ROUNDS = 400
+
+
+@pytest.mark.parametrize("scope", ["fc", "all"])
+def test_the_next_layers_input_is_the_full_one_on_average(scope: Literal["fc", "all"]) -> None:
+    """E over masks of Σ_{i kept} (n / m) w_i a_i is Σ_i w_i a_i: the factor is n / m, with exact counts."""
+    bench = Bench(FedDrop(scope=scope, scaling=True, keep=0.45))
+    inputs = samples(4).inputs
+
+    def before_classifier(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        hidden = functional.max_pool2d(
+            functional.conv2d(inputs, tensors["0.weight"], tensors["0.bias"]).relu(), 2
+        )
+        return functional.linear(hidden.flatten(1), tensors["4.weight"])
+
+    def classified(tensors: dict[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+        return functional.linear(hidden, tensors["6.weight"])
+
+    whole = dict(bench.state.tensors)
+    first, second = torch.zeros(4, 8), torch.zeros(4, 3)
+    seen = torch.zeros(8)
+    for index in range(ROUNDS):
+        task = bench.method.assign(bench.state, bench.client(0), bench.round(index))
+        part, structure = task.offer[0], bench.model.structure
+        factors = bench.method.local().factors(task, part, structure)
+        sent = {name: tensor * factors.get(name, 1.0) for name, tensor in task.tensors[MODEL].items()}
+        kept = part.sent["4.bias"]
+        assert isinstance(kept, Indices)
+        rows = kept.axes[0]
+        assert rows is not None
+        first[:, rows] += before_classifier(sent)
+        seen[rows] += 1
+        # The classifier on the full net's activations, so that one mask at a time is averaged over.
+        second += classified(sent, before_classifier(whole).relu()[:, rows]) / ROUNDS
+    assert factors["6.weight"] == 8 / 4  # 0.45 of 8 neurons are 4
+    assert ("4.weight" in factors) == (scope == "all")
+    torch.testing.assert_close(first / seen, before_classifier(whole), rtol=0.2, atol=0.03)
+    wanted = classified(whole, before_classifier(whole).relu())
+    torch.testing.assert_close(second, wanted, rtol=0.2, atol=0.03)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_the_fast_path_does_what_the_oracle_does(net: str) -> None:
+    check_fast_path(FedDrop(scope="all", match="within"), net)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_scaled_inputs_are_trained_alike_by_compiled_passes(net: str) -> None:
+    """The fast path knows no factor on a weight that its bias does not have; passes are compiled all the same."""
+    method = FedDrop(scope="all", scaling=True, match="within")
+    site, task, data = local_round(method, net)
+    assert not fusible(method.local(), site, task, task.offer[0], data)
+    short = {name: tensor.float() for name, tensor in task.tensors[MODEL].items()}
+    single, data = replace(task, tensors={MODEL: short}), replace(data, inputs=data.inputs.float())
+    fast, oracle = (
+        train(
+            method.local(),
+            replace(site, fast=compiled),
+            *(single, task.offer[0], None, data, Seeds(0, 0)),
+            device=0,
+            round_index=0,
+        )[0].tensors[MODEL]
+        for compiled in (True, False)
+    )
+    for key, tensor in oracle.items():
+        assert (fast[key] - tensor).norm() <= 2e-5 * tensor.norm() + 1e-7, key
+
+
+def test_a_mask_is_drawn_for_each_device_and_round_and_stays_for_it() -> None:
+    bench = Bench(FedDrop(keep=0.5))
+
+    def kept(device: int, index: int) -> list[int]:
+        selection = bench.reply(device, index).part.sent["4.bias"]
+        assert isinstance(selection, Indices)
+        assert selection.axes[0] is not None
+        return list(selection.axes[0])
+
+    assert kept(0, 0) == kept(0, 0)
+    assert len({tuple(kept(device, index)) for device in range(4) for index in range(4)}) > 8
+    # What was not in the mask has not moved in any of the round's steps: it is not there.
+    reply = bench.reply(0, count=20)
+    assert reply.tensors[MODEL]["4.weight"].shape == (4, 36)
+    assert np.array_equal(kept(0, 0), sorted(kept(0, 0)))
