@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 BASE = "fedavg"
 OPTIONS: dict[str, dict[str, Any]] = {
-    "prunefl": {"initial_rounds": 0},  # rounds of one device alone are no rounds of a cohort
+    # Rounds of one device alone are no rounds of a cohort; the mask is there when the clock starts.
+    "prunefl": {"initial_rounds": 0, "interval": 2},
     "fedgen": {
         "generative": 2.0,
         "latent": 2.0,
@@ -63,7 +64,12 @@ def job_of(
     setting: Setting, method: str, *, rounds: int, warmup: int, seed: int, data_dir: Path | None
 ) -> Job:
     """Some rounds of one method; the last one is evaluated and not timed."""
-    options = {**ways("ours")[0].options, **setting.ours(method), "options": OPTIONS.get(method, {})}
+    options = {
+        **ways("ours")[0].options,
+        **setting.ours(method),
+        "budget": "operations",
+        "options": OPTIONS.get(method, {}),
+    }
     if data_dir is not None:
         options["data_dir"] = str(data_dir)
     return setting.job(options, rounds=warmup + rounds + 1, warmup=warmup, seed=seed)
@@ -133,7 +139,7 @@ def methods_text(results: MethodResults) -> str:
     ]
     about = (
         f"A round of each method on {results.setting}, in turn, median of {results.repeat} repetitions of"
-        f" {results.rounds} rounds; devices have their level's budget, `exact` operations."
+        f" {results.rounds} rounds; each device has a budget of as many `exact` operations as FedPMT's width takes on its level."
     )
     head = ("method", "a round", "time over FedAvg's", "operations over FedAvg's", "compiled loop")
     return f"{about}\n\n{table(head, body)}"
