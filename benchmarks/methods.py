@@ -139,7 +139,8 @@ def methods_text(results: MethodResults) -> str:
     ]
     about = (
         f"A round of each method on {results.setting}, in turn, median of {results.repeat} repetitions of"
-        f" {results.rounds} rounds; each device has a budget of as many `exact` operations as FedPMT's width takes on its level."
+        f" {results.rounds} rounds; each device has a budget of as many `exact` operations as FedPMT's width takes"
+        " on its level."
     )
     head = ("method", "a round", "time over FedAvg's", "operations over FedAvg's", "compiled loop")
     return f"{about}\n\n{table(head, body)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import re
 import sys
@@ -16,9 +17,12 @@ import torch
 import fedpmt
 from fedpmt import api
 from fedpmt.methods.fedavg import FedAvg
+from fedpmt.methods.registry import METHODS, method_class
 from support import SMALL, Bench
 
 ROOT = Path(__file__).parents[2]
+SHARED_SETTINGS = ("widths", "splitting")
+"""Settings of a run that methods take over."""
 PAPER_SYMBOLS = [
     "K",
     "k",
@@ -160,3 +164,29 @@ def test_public_names_are_all_there_and_documented() -> None:
         assert getattr(fedpmt, name) is getattr(importlib.import_module(value.__module__), name)
     with pytest.raises(AttributeError, match="no attribute 'runs'"):
         fedpmt.runs  # noqa: B018
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_s_page_has_its_settings_and_their_defaults(name: str) -> None:
+    """A cell begins with the default, or with those of several settings; where there is none, with words of its own."""
+    text = (ROOT / "docs" / "methods" / f"{name}.md").read_text()
+    cells: dict[str, str] = {}
+    for line in text.splitlines():
+        first, *others = re.split(r"(?<!\\)\|", line.strip("| "))
+        settings = re.findall(rf"`{name}\.(\w+)`", first)
+        words = re.sub(r"(\d),(\d{3})", r"\1\2", others[0].replace("`", "").strip()) if others else ""
+        starts = re.split(r", | and ", words, maxsplit=len(settings))
+        cells |= dict(zip(settings, starts if len(settings) > 1 else [words], strict=False))
+    made: Any = method_class(name)  # a dataclass, whichever it is
+    fields: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(made)}
+    assert set(cells) <= set(fields)
+    for setting, default in fields.items():
+        if setting in SHARED_SETTINGS:
+            continue
+        assert setting in cells, f"{name}.{setting} is not on its page"
+        if isinstance(default, bool):
+            assert cells[setting].startswith(str(default).lower())
+        elif isinstance(default, int | float):
+            assert re.match(rf"{re.escape(f'{default:.10g}')}(?![\d.])", cells[setting]), cells[setting]
+        elif default is not None:
+            assert cells[setting].startswith(default)

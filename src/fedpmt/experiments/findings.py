@@ -190,6 +190,7 @@ def findings_table(judged: list[dict[str, str]]) -> Table:
         f"Seen, not seen: by the mean over seeds. {OPEN.capitalize()}: the {100 * CONFIDENCE:.0f} % interval of the "
         "difference on equal seeds reaches to both sides, or only one of several seeds says anything. "
         f"{UNKNOWN.capitalize()}: neither reached the target, or a run is not there. The target ({targets}) is reached "
-        f"where the mean over the last {100 * TAIL:.0f} % of the evaluations is there."
+        f"where the mean over the last {100 * TAIL:.0f} % of the evaluations is there. No finding of SlimFL's paper "
+        "applies: they are about channels that lose messages, and nobody's does here but that of its row with fading."
     )
     return Table("What the papers say", ("finding", "split", "here", "seeds for it"), rows, note)
