@@ -11,12 +11,12 @@ import torch
 
 from fedpmt import api
 from fedpmt.data.public import NO_LABEL
-from fedpmt.methods.feddf import WIDEST, FedDF, teachers
+from fedpmt.methods.feddf import WIDEST, Bill, FedDF, teachers
 from fedpmt.submodel.depth import full
 from fedpmt.submodel.width import thinned
 from fedpmt.training.distillation import StudentWork, answers, divergence
 from fedpmt.types import MODEL, Examples, SettingError
-from support import Bench, samples
+from support import Bench, flat_cost, samples
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Server
@@ -83,8 +83,10 @@ def test_one_device_teaches_its_own_mean_nothing() -> None:
 
 
 def test_a_constant_on_one_teachers_logits_changes_nothing() -> None:
-    """Mean logits are shifted alike in all classes; a mean of probabilities would not be."""
+    """Mean logits are shifted alike in all classes, which a softmax does not see."""
     bench = Bench(FedDF(optimizer="sgd", rate=0.5))
+    # Without validation data the last student counts, and not the start.
+    unseen = replace(bench.round(0), at_hand=replace(bench.round(0).server, validation=None))
     arrived = mixed(bench)
     weights = dict(arrived[1].tensors[MODEL])
     bias = list(weights)[-1]
@@ -93,11 +95,10 @@ def test_a_constant_on_one_teachers_logits_changes_nothing() -> None:
     found = []
     for ensemble in (teachers(members, 12, bench.round(0)) for members in (arrived, others)):
         start = bench.state.tensors
-        found.append(
-            bench.method.refined(start, full(bench.state.structure), ensemble, 20, bench.round(0))[0]
-        )
+        found.append(bench.method.refined(start, full(bench.state.structure), ensemble, 20, unseen)[0])
     for name, tensor in found[0].items():
         torch.testing.assert_close(tensor, found[1][name], rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(tensor, start[name], rtol=1e-4, atol=1e-5)
 
 
 def test_the_ensemble_is_the_mean_of_all_devices_logits_whatever_their_prototype() -> None:
@@ -113,8 +114,13 @@ def test_labels_of_public_samples_are_not_used() -> None:
     for label in (NO_LABEL, 2):
         bench = Bench(FedDF(steps=5))
         bench.public = replace(bench.public, targets=torch.full((12,), label))
-        found.append(bench.method.aggregate(bench.state, mixed(bench), bench.round(0)).state.tensors)
-    assert all(torch.equal(found[0][name], tensor) for name, tensor in found[1].items())
+        unseen = replace(bench.round(0), at_hand=replace(bench.round(0).server, validation=None))
+        found.append(bench.method.aggregate(bench.state, mixed(bench), unseen).state.tensors)
+    idle = Bench(FedDF(steps=0))
+    mean = idle.method.aggregate(idle.state, mixed(idle), idle.round(0)).state.tensors
+    for name, tensor in found[1].items():
+        assert torch.equal(found[0][name], tensor)
+        assert not torch.equal(mean[name], tensor)  # it was refined
 
 
 def test_the_best_student_on_validation_data_is_kept_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +193,32 @@ def test_teachers_answer_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     # By hand: 3 batches of 4 by teachers without a price forward; 9 steps of two students.
     students = [bench.price(reply.part).operations for reply in mixed(bench)[:2]]
     assert step.server_operations == 9 * sum(students)
+
+
+def test_everything_on_the_server_is_billed() -> None:
+    """By hand, where a forward pass has a price: teachers once, looks at validation data, and students' steps."""
+    bench = Bench(FedDF(steps=9, every=4))
+    flat = bench.price
+    bench.price = lambda part: replace(flat(part), forward=100.0)
+    arrived = mixed(bench)
+    step = bench.method.aggregate(bench.state, arrived, bench.round(0))
+    students = [bench.price(reply.part) for reply in arrived[:2]]
+    asked = (
+        sum(bench.price(reply.part).inference for reply in arrived) * 12 / 4
+    )  # public samples, in batches of 4
+    looks = (1 + 3) * 8 / 4 * sum(cost.inference for cost in students)  # before, and after 4, 8 and 9 steps
+    assert students[0].inference > 0
+    assert step.server_operations == pytest.approx(
+        asked + looks + 9 * sum(cost.operations for cost in students)
+    )
+
+
+def test_teachers_are_billed_for_all_that_they_answered() -> None:
+    """Students that stop early do not take back what was asked for them."""
+    bill = Bill(10.0, {WIDEST: flat_cost(5)}, 400, 0, 4, 100)
+    assert bill.total({WIDEST: 20}, asked=60) == 60 * 10.0 + 20 * 5.0
+    assert bill.total({WIDEST: 20}) == 20 * 10.0 + 20 * 5.0
+    assert bill.total({WIDEST: 0}, asked=60) == 0
 
 
 def test_the_server_keeps_to_its_budget() -> None:

@@ -17,29 +17,48 @@ from fedpmt.experiments.artefact import Artefact, Table
 from fedpmt.experiments.paper import Experiment
 from fedpmt.methods.base import Round
 from fedpmt.seeds import Seeds
-from fedpmt.submodel.part import Indices, Mask, Whole
+from fedpmt.submodel.part import GLOBAL, Indices, Mask, Whole, take
+from fedpmt.types import MODEL, Scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from fedpmt.experiments.library import Library
     from fedpmt.experiments.paper import Scope
+    from fedpmt.methods.base import Method
     from fedpmt.simulation.loop import Asked
     from fedpmt.submodel.part import Part
+    from fedpmt.types import Tensors
 
 YES, NO = "✓", "-"
 ROUNDS = 6
 SMALL: dict[str, Any] = {"task": "cnn-mnist", "devices": 10, "cohort": 10, "samples": 60, "rounds": ROUNDS}
 
 
-FIXED, RANDOM, ROLLS, NESTED, MASKED, WHOLE_NET, LEARNED = (
-    "fixed", "at random", "rolls", "nested widths", "one mask for all", "whole", "by magnitude, at a learned rate",
+FIXED, RANDOM, ROLLS, NESTED, MASKED, WHOLE_NET, LAYERS, OWN, EDGE_NET, LEARNED = (
+    "fixed", "at random", "rolls", "nested widths", "one mask for all", "whole", "last layers", "a net of its own",
+    "an edge net", "by magnitude, at a learned rate",
 )  # fmt: skip
 WORDS = {
-    "Random": RANDOM, "Static": "static", "Fixed": FIXED, "Ordered": NESTED, "Rotated": ROLLS, "layer-wise": FIXED,
+    "Random": RANDOM, "Static": "static", "Fixed": FIXED, "Ordered": NESTED, "Rotated": ROLLS, "layer-wise": LAYERS,
     "Unlabeled": "unlabelled", "No (Generator)": NO, "No": NO,
 }  # fmt: skip
 """The paper's words and ours for the same thing."""
+
+SCHEMES = {NO: "mean", "Knowledge Distillation": "distillation", "Sub-model Training": "overlap mean"}
+"""The paper's schemes of aggregation, and what our words for the same thing end with, or have in them."""
+
+GROUPS = {
+    MODEL: "weights", "control": "control variates", "squares": "squared gradients", "label_counts": "label counts",
+    "transfer": "features, logits, labels",
+}  # fmt: skip
+"""What travels up, in words."""
+
+AT_ONCE: dict[str, dict[str, Scalar]] = {"prunefl": {"initial_rounds": 0, "interval": 2}}
+"""Settings without which a method would spend these few rounds on one device alone."""
+
+BY_BUDGET: dict[str, dict[str, Scalar]] = {"fedmp": {"bandit": False}}
+"""Settings under which a device gets at once what it would else be given after much learning: marks are read there."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +66,7 @@ class Row:
     """What the paper says of a method, or what was found."""
 
     differ: str  # do weak and strong devices train different nets or parts?
+    aggregation: str
     computation: str
     communication: str
     chosen: str  # how a device's part comes about
@@ -54,24 +74,28 @@ class Row:
 
 
 PRINTED = {
-    "fedavg": Row("No", NO, "No", NO, "No"),
-    "scaffold": Row("No", NO, "No", NO, "No"),
-    "feddf": Row("Yes", NO, NO, NO, "Unlabeled"),
-    "comet": Row("Yes", NO, NO, NO, "Unlabeled"),
-    "fedgkt": Row("Yes", NO, NO, NO, "No"),
-    "fedgen": Row("Yes", NO, NO, NO, "No (Generator)"),
-    "fedmp": Row("Yes", YES, YES, "Random", "No"),
-    "prunefl": Row("Yes", YES, YES, "Static", "No"),
-    "feddrop": Row("Yes", YES, YES, "Random", "No"),
-    "heterofl": Row("Yes", YES, NO, "Fixed", "No"),
-    "slimfl": Row("Yes", NO, YES, "Fixed", "No"),
-    "fjord": Row("Yes", YES, YES, "Ordered", "No"),
-    "fedrolex": Row("Yes", YES, YES, "Rotated", "No"),
-    "fedpmt": Row("Yes", YES, YES, "layer-wise", "No"),
+    "fedavg": Row("No", NO, NO, "No", NO, "No"),
+    "scaffold": Row("No", NO, NO, "No", NO, "No"),
+    "feddf": Row("Yes", "Knowledge Distillation", NO, NO, NO, "Unlabeled"),
+    "comet": Row("Yes", "Knowledge Distillation", NO, NO, NO, "Unlabeled"),
+    "fedgkt": Row("Yes", "Knowledge Distillation", NO, NO, NO, "No"),
+    "fedgen": Row("Yes", "Knowledge Distillation", NO, NO, NO, "No (Generator)"),
+    "fedmp": Row("Yes", NO, YES, YES, "Random", "No"),
+    "prunefl": Row("Yes", NO, YES, YES, "Static", "No"),
+    "feddrop": Row("Yes", "Sub-model Training", YES, YES, "Random", "No"),
+    "heterofl": Row("Yes", "Sub-model Training", YES, NO, "Fixed", "No"),
+    "slimfl": Row("Yes", "Sub-model Training", NO, YES, "Fixed", "No"),
+    "fjord": Row("Yes", "Sub-model Training", YES, YES, "Ordered", "No"),
+    "fedrolex": Row("Yes", "Sub-model Training", YES, YES, "Rotated", "No"),
+    "fedpmt": Row("Yes", "Sub-model Training", YES, YES, "layer-wise", "No"),
 }
 """As printed; the paper leaves both marks of the knowledge-transfer methods open with one dash."""
 
 EXTRA = ("fedprox", "ist")
+LEGEND = (
+    "Overlap mean: of each entry over the devices that trained it; fill mean: it counts as unchanged for the others. "
+    "`fedprox` and `ist` are not in the paper's table."
+)
 
 NOTES = {
     "feddf": "Weak devices train, send and get a narrower prototype, so both kinds of heterogeneity are served. "
@@ -79,18 +103,20 @@ NOTES = {
     "comet": "Nets are as wide as a device can afford, which serves computation. Traffic is small but the same "
     "for all.",
     "fedgkt": "One edge net for all devices (the server's layers need features of one shape): in its published "
-    "form devices do not differ. It needs no auxiliary data, but the labels and features of all samples "
-    "go to the server.",
+    "form devices do not differ; it is the server's net that differs from theirs. It needs no auxiliary data, but the "
+    "labels and features of all samples go to the server.",
     "fedgen": "In its published main form all devices train one model; only a variant that shares the classifier "
-    "alone lets bodies differ. Label counts go to the server.",
+    "alone lets bodies differ. The server averages models as FedAvg does, and trains a generator that devices learn "
+    "from. Label counts go to the server.",
     "fedmp": "Channels are pruned by the magnitude of their weights, not at random; random is only the ratio, "
-    "which a bandit draws for each device and round. Its marks stand for what the bandit is there to learn: in "
-    "these few rounds weak devices do not get less than strong ones yet.",
+    "which a bandit draws for each device and round. What a bandit has learned cannot be seen in a few rounds, so "
+    "marks are of the ratio that a device's budget gives it. The server averages; what a device did not get counts "
+    "as unchanged.",
     "prunefl": "The mask is one for all devices and is changed now and then: neither static, nor per device. "
-    "Devices do not differ.",
+    "Devices do not differ, and the server takes the mean of the active weights.",
     "heterofl": "A narrower slice is also shorter to send and to get: communication is served as computation is.",
-    "slimfl": "All devices train all widths and send everything; it is the channel that delivers less from some. "
-    "That is robustness of what arrives, and spares no device a byte.",
+    "slimfl": "All devices train all widths, nested in each other, and send everything; it is the channel that "
+    "delivers less from some. That is robustness of what arrives, and spares no device a byte.",
     "fedpmt": "Uplink only: every device gets the whole model.",
 }
 
@@ -119,9 +145,9 @@ def make(library: Library, scope: Scope) -> Artefact:
         for name, one in found.items()
     ]
     columns = (
-        "method", "the paper: heterogeneity; comp. / comm.; sub-model / auxiliary data", "models differ",
-        "computation", "communication", "a device's part", "auxiliary data", "goes up", "server", "device keeps",
-        "evaluated",
+        "method", "the paper: heterogeneity; aggregation; comp. / comm.; sub-model / auxiliary data",
+        "models differ", "aggregation", "computation", "communication", "a device's part", "auxiliary data", "goes up",
+        "server", "device keeps", "evaluated",
     )  # fmt: skip
     notes = "\n".join(f"- `{name}`: {NOTES.get(name, 'not as printed.')}" for name in marked)
     return Artefact(
@@ -131,7 +157,7 @@ def make(library: Library, scope: Scope) -> Artefact:
         f"Found out by playing {ROUNDS} small rounds of each method on devices of five speeds. A cell is marked "
         f"{YES} where weak devices compute, or send and get, less than strong ones. A star marks rows that are not "
         f"as the paper prints them:\n\n{notes}\n",
-        [Table("Methods", columns, rows, "`fedprox` and `ist` are not in the paper's table.")],
+        [Table("Methods", columns, rows, LEGEND, words=True)],
         values={"corrected": marked, "rows": {name: asdict(one) for name, one in found.items()}},
     )
 
@@ -139,23 +165,45 @@ def make(library: Library, scope: Scope) -> Artefact:
 def _printed(row: Row | None) -> str:
     if row is None:
         return NO
-    return f"{row.differ}; {row.computation} / {row.communication}; {row.chosen} / {row.auxiliary}"
+    served = f"{row.computation} / {row.communication}"
+    return f"{row.differ}; {row.aggregation}; {served}; {row.chosen} / {row.auxiliary}"
 
 
 def differs(printed: Row, found: Row) -> bool:
     """Whether a row is to be corrected; a dash of the paper's before the stroke says nothing of parts."""
-    said = {key: WORDS.get(text, text) for key, text in asdict(printed).items() if key != "differ"}
-    ours = {key: text for key, text in asdict(found).items() if key != "differ"}
+    apart = ("differ", "aggregation")
+    said = {key: WORDS.get(text, text) for key, text in asdict(printed).items() if key not in apart}
+    ours = {key: text for key, text in asdict(found).items() if key not in apart}
     if printed.chosen == NO:
         said["chosen"] = ours["chosen"]
-    return printed.differ != found.differ or said != ours
+    scheme = SCHEMES[printed.aggregation]
+    alike = found.aggregation == scheme or (scheme == "distillation" and scheme in found.aggregation)
+    return printed.differ != found.differ or not alike or said != ours
 
 
-def observe(name: str) -> Found:
-    """Play a method and see."""
+@dataclass(frozen=True)
+class Watched:
+    """Some rounds of a method."""
+
+    method: Method[Any, Any]
+    asked: Sequence[Sequence[Asked]]  # by round
+    own: bool  # whether a weak device's net is no part of the global one
+    sent: frozenset[str]  # groups of tensors that came up
+    spared: tuple[bool, bool, bool]  # weak devices: operations, bytes up, bytes down
+    keeps: str
+    evaluates: str
+
+    @property
+    def levels(self) -> list[list[Asked]]:
+        """Who was asked in the last round, the slowest level first."""
+        return _levels(self.asked[-1])
+
+
+def watch(name: str, options: Mapping[str, Scalar]) -> Watched:
+    """Play a method."""
     from fedpmt.simulation.assemble import assembled
 
-    settings = api.settings_of({**SMALL, "method": name})
+    settings = api.settings_of({**SMALL, "method": name, "options": dict(options)})
     api.check(settings)
     method = api.method_of(settings)
     asked: list[list[Asked]] = []
@@ -163,41 +211,71 @@ def observe(name: str) -> Found:
         tempfile.TemporaryDirectory() as folder,
         assembled(settings, api.paper_problem_of(settings), method, Path(folder)) as federation,
     ):
-        progress = federation.start()
+        progress, sent, work = federation.start(), set[str](), method.local()
+        nets = {key: model.structure for key, model in federation.problem.models.items()}
         for index in range(ROUNDS):
             round_ = Round(index, federation.planner.price, Seeds(settings.seed, index))
             asked.append(federation.settle(progress, round_)[0])
-            progress, record = federation.play(progress)
-        nets = {key: model.structure for key, model in federation.problem.models.items()}
-        keeps = "a net" if method.kept_bytes(nets) else "tensors" if federation.keeps_state else NO
-        levels = sorted({one.device.level for one in asked[-1]})
-        weak, strong = (
-            [one for one in asked[-1] if one.device.level == level] for level in (levels[0], levels[-1])
-        )
-        way = chosen([one for devices in asked for one in devices if one.device.level == levels[0]])
+            for one in asked[-1]:
+                groups = work.upload(one.part, nets[one.part.model])
+                sent |= {group for group, shapes in groups.items() if shapes}
+            before = progress.state
+            progress, _ = federation.play(progress)
+        levels = _levels(asked[-1])
+        if len(levels) < 2:
+            raise RuntimeError(f"{name}: devices of one level alone tell nothing of the others")
         spared = [
-            _mean(weak, key) < _mean(strong, key)
+            _mean(levels[0], key) < _mean(levels[-1], key)
             for key in (federation.operations, lambda one: one.bytes_up, lambda one: one.bytes_down)
         ]
+        keeps = "a net" if method.kept_bytes(nets) else "tensors" if federation.keeps_state else NO
+        kind = method.predictor(progress.state).kind
+    own = any(_apart(one, before.tensors) for one in levels[0])
+    return Watched(method, asked, own, frozenset(sent), (spared[0], spared[1], spared[2]), keeps, kind)
+
+
+def _levels(asked: Sequence[Asked]) -> list[list[Asked]]:
+    return [
+        [one for one in asked if one.device.level == level]
+        for level in sorted({one.device.level for one in asked})
+    ]
+
+
+def _apart(one: Asked, weights: Tensors) -> bool:
+    """Whether what a device was sent, or keeps, is not cut out of the server's model."""
+    if one.part.kept and one.part.model == GLOBAL:
+        return True
+    sent = one.task.tensors[MODEL]
+    return any(
+        not sent[name].equal(take(weights[name], kept))
+        for name, kept in one.part.sent.items()
+        if isinstance(kept, Indices)
+    )
+
+
+def observe(name: str) -> Found:
+    """Play a method and see."""
+    plain = watch(name, AT_ONCE.get(name, {}))
+    seen = watch(name, BY_BUDGET[name]) if name in BY_BUDGET else plain
+    method = plain.method
+    weak, strong = seen.levels[0], seen.levels[-1]
+    slowest = weak[0].device.level
+    way = chosen(
+        [one for devices in plain.asked for one in devices if one.device.level == slowest], own=plain.own
+    )
     needs = {"unlabelled": method.needs_public, "labelled": method.needs_validation}
     row = Row(
-        "Yes"
-        if way == LEARNED or {_sizes(one.part) for one in weak} != {_sizes(one.part) for one in strong}
-        else "No",
-        # What a bandit will have learned is not to be seen in a few rounds; that it deals out less is.
-        YES if way == LEARNED or spared[0] else NO,
-        YES if way == LEARNED else _traffic(up=spared[1], down=spared[2]),
+        "Yes" if {_sizes(one.part) for one in weak} != {_sizes(one.part) for one in strong} else "No",
+        method.combines,
+        YES if seen.spared[0] else NO,
+        _traffic(up=seen.spared[1], down=seen.spared[2]),
         way,
         ", ".join(word for word, on in needs.items() if on) or NO,
     )
-    trains = "server_steps" in record.metrics
-    return Found(
-        row,
-        "weights" if all(one.part.trained for one in asked[-1]) else "answers",
-        "trains" if trains else "clusters" if record.server_operations else "averages",
-        keeps,
-        method.predictor(progress.state).kind,
+    up = ", ".join(
+        dict.fromkeys(GROUPS.get(group, group) for group in (MODEL, *sorted(seen.sent)) if group in seen.sent)
     )
+    return Found(row, up, method.server_work or "averages", plain.keeps, plain.evaluates)
 
 
 def _traffic(*, up: bool, down: bool) -> str:
@@ -210,20 +288,22 @@ def _mean(devices: list[Asked], of: Callable[[Asked], float]) -> float:
     return sum(map(of, devices)) / len(devices)
 
 
-def chosen(asked: list[Asked]) -> str:
+def chosen(asked: list[Asked], *, own: bool) -> str:
     """How the part of one level's devices comes about, from what they were given round after round."""
     given: dict[int, list[Part]] = defaultdict(list)
     for one in asked:
         given[one.device.id].append(one.part.resident())
     parts = [part for sequence in given.values() for part in sequence]
+    if any(part.model != GLOBAL for part in parts):
+        return EDGE_NET
+    if own:
+        return OWN
     if any(part.inner for part in parts):
         return NESTED
     if any(isinstance(kept, Mask) for part in parts for kept in part.sent.values()):
         return MASKED
-    if all(isinstance(kept, Whole) for part in parts for kept in part.sent.values()) and all(
-        part.sent.keys() == part.trained.keys() for part in parts
-    ):
-        return WHOLE_NET
+    if all(isinstance(kept, Whole) for part in parts for kept in part.sent.values()):
+        return WHOLE_NET if all(part.sent.keys() == part.trained.keys() for part in parts) else LAYERS
     if all(len({_signature(part) for part in sequence}) == 1 for sequence in given.values()):
         return FIXED
     if len({_sizes(part) for part in parts}) > 1:

@@ -26,7 +26,7 @@ from fedpmt.experiments.paper import (
 )
 from fedpmt.experiments.readings import TAIL
 from fedpmt.experiments.scores import cost_table, loss_table, losses, result_table, scores, verdict_text
-from fedpmt.methods.registry import create
+from fedpmt.methods.registry import create, method_class
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,26 +150,31 @@ def needs(entrant: Entrant) -> dict[str, str]:
 
 
 def needs_table(entrants: Sequence[Entrant], every: Sequence[Score]) -> Table:
-    """What must be there beside devices."""
-    works = {one.entrant.name: _server(one) for one in every}
+    """What must be there beside devices; variants where they need something else than the method."""
+    plain = {entrant.method: needs(entrant) for entrant in ENTRANTS if not entrant.variant}
     rows = []
     for entrant in entrants:
-        if entrant.variant:
-            continue
         found = needs(entrant)
-        cells = (found["data"], found["state"], works.get(entrant.name, ""), found["discloses"])
+        if entrant.variant and found == plain[entrant.method]:
+            continue
+        works = _server([one for one in every if one.entrant.name == entrant.name])
+        cells = (found["data"], found["state"], works, found["discloses"])
         rows.append([entrant.title, *(cell or NONE for cell in cells)])
     columns = ("method", "public data", "a device keeps", "server compute", "disclosed beside weights")
     return Table("What it needs", columns, rows)
 
 
-def _server(one: Score) -> str:
-    """What the server does beside averaging."""
-    done, devices = one.total.server_operations, one.total.operations
-    if done is None or not done.mean or devices is None:
+def _server(every: Sequence[Score]) -> str:
+    """What the server does beside averaging, on each split."""
+    shares = []
+    for one in every:
+        done, devices = one.total.server_operations, one.total.operations
+        if done is not None and done.mean and devices is not None:
+            shares.append(f"{done.mean / devices.mean:.2g}")
+    if not shares:
         return ""
-    what = "trains" if one.total.server_steps is not None else "clusters"
-    return f"{what}, {done.mean / devices.mean:.2g} × devices' operations"
+    what = method_class(every[0].entrant.method).server_work
+    return f"{what}, {' or '.join(dict.fromkeys(shares))} × devices' operations"
 
 
 def settings_table(contest: Contest) -> Table:

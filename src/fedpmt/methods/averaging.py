@@ -51,6 +51,10 @@ class PartAveraging(Method[Averaged, None]):
         """How entries that only some devices trained are averaged."""
         return "overlap"
 
+    @property
+    def combines(self) -> str:
+        return f"{self.rule()} mean"
+
     def weight_of(self, samples: int) -> int:
         """a_k of a device with so many samples."""
         return samples if self.weight == "samples" else 1

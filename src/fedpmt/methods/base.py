@@ -155,6 +155,14 @@ class Method(ABC, Generic[S, D]):
     sums: ClassVar[Sums] = "none"
     """What `aggregate` needs to know of devices' tensors: with `layers`, only their weighted mean for each layer."""
 
+    server_work: ClassVar[Literal["", "trains", "clusters"]] = ""
+    """What the server does beside averaging, at a price."""
+
+    @property
+    def combines(self) -> str:
+        """How the server makes one of the replies, in words."""
+        return "mean"
+
     @property
     def keeps(self) -> str:
         """What a device keeps between rounds, in words; empty where it keeps nothing."""

@@ -57,6 +57,7 @@ class Comet(Method[Clusters, "Personal"]):
     needs_speeds: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
     needs_classes: ClassVar[bool] = True
+    server_work = "clusters"
     sends_more: ClassVar[bool] = True
 
     clusters: int = 3  # C
@@ -135,6 +136,10 @@ class Comet(Method[Clusters, "Personal"]):
         )
         return Part(GLOBAL, {}, {}, net.label, 2 * SEED_BYTES, kept=net.trained, beside=beside)
 
+    @property
+    def combines(self) -> str:
+        return "clusters of answers, for distillation"
+
     def action(self, resource: Resource) -> Action:
         return "none" if resource in ("bytes", "upload") else "device"
 
@@ -167,7 +172,8 @@ class Comet(Method[Clusters, "Personal"]):
         after = Clusters(
             state.structure, state.public, state.classes, {CENTROIDS: centroids}, self.seed(round)
         )
-        return Step(after, {"clusters": float(len(names))}, starts * each)
+        metrics = {"clusters": float(len(names)), "server_steps": float(starts)}
+        return Step(after, {**metrics, "server_steps_default": float(self.restarts)}, starts * each)
 
     def predictor(self, state: Clusters) -> Predictor:
         return Predictor("personal", GLOBAL, state.tensors)

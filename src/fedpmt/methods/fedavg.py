@@ -20,6 +20,10 @@ class FedAvg(PartAveraging):
 
     sums = "layers"
 
+    @property
+    def combines(self) -> str:
+        return "mean"
+
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         return full(state.structure)
 

@@ -69,6 +69,7 @@ class FedDF(Method[Fusion, None]):
     needs_public: ClassVar[bool] = True
     needs_validation: ClassVar[bool] = True
     needs_classes: ClassVar[bool] = True
+    server_work = "trains"
 
     weight: Literal["samples", "uniform"] = "uniform"
     steps: int = 10_000  # of distillation a round, at most; what the server's cap allows may be less
@@ -100,6 +101,10 @@ class FedDF(Method[Fusion, None]):
         part = fitted(state.structure, rate, "feddf")
         return Task((part,), {MODEL: state.net(part)})
 
+    @property
+    def combines(self) -> str:
+        return "mean of each prototype, then distillation"
+
     def action(self, resource: Resource) -> Action:
         return "device"
 
@@ -124,7 +129,9 @@ class FedDF(Method[Fusion, None]):
             for name, mean in nets.items():
                 nets[name], taken[name] = self.refined(mean, parts[name], ensemble, steps, round)
         metrics = {"server_steps": float(max(taken.values())), "server_steps_default": float(self.steps)}
-        return Step(replace(state, nets={**state.nets, **nets}), metrics, bill.total(taken))
+        # Teachers answered for all steps that could be taken, whether or not a student stopped before.
+        operations = bill.total(taken, asked=steps)
+        return Step(replace(state, nets={**state.nets, **nets}), metrics, operations)
 
     def mean(self, before: Tensors, members: list[Reply]) -> Tensors:
         """The mean of one prototype's devices; as it was where there is none."""
@@ -216,13 +223,13 @@ class Bill:
         """How many public samples so many steps look at."""
         return min(self.public, steps * self.batch)
 
-    def total(self, steps: Mapping[str, int]) -> float:
-        """Operations of so many steps of each student; none where nobody takes one."""
+    def total(self, steps: Mapping[str, int], asked: int | None = None) -> float:
+        """Operations of so many steps of each student, with teachers asked for so many; none where nobody takes one."""
         most = max(steps.values())
         if most == 0:
             return 0.0
-        # Teachers answer once a round, to each public sample that is used at all.
-        total = self.seen(most) / self.batch * self.asking
+        # Teachers answer once a round, to each public sample that may be used.
+        total = self.seen(asked or most) / self.batch * self.asking
         for name, count in steps.items():
             # The validation data is looked at before the first step and after every so many.
             looks = 1 + -(-count // self.every)

@@ -66,6 +66,7 @@ class FedGen(Method[Generating, "Body | None"]):
     """FedAvg with a generator of latent features. A budget acts on it only where bodies stay on their devices."""
 
     needs_classes: ClassVar[bool] = True
+    server_work = "trains"
     sends_more: ClassVar[bool] = True
 
     weight: Literal["samples", "uniform"] = "samples"
@@ -193,6 +194,10 @@ class FedGen(Method[Generating, "Body | None"]):
         step = (made + 2 * head) * (generative > 0) + (made + head) * (latent > 0)
         memory = FLOAT_BYTES * sum(tensor.numel() for tensor in state.generator.values())
         return replace(counts, step=state.batch * step, memory_bytes=memory, task_bytes=memory)
+
+    @property
+    def combines(self) -> str:
+        return "mean, distillation from a generator"
 
     def local(self) -> LocalWork[Body | None]:
         from fedpmt.training.latent import BodyWork, RegularisedWork

@@ -53,6 +53,7 @@ class FedGKT(Method[Group, "Edge"]):
     """Features and logits instead of weights. One edge net for all devices: a budget does not act on it."""
 
     needs_classes: ClassVar[bool] = True
+    server_work = "trains"
     sends_more: ClassVar[bool] = True
 
     alpha: float = 1.0  # α on the device: of the server's knowledge
@@ -118,10 +119,15 @@ class FedGKT(Method[Group, "Edge"]):
         return "features and labels of all samples"
 
     def kept_bytes(self, structures: Mapping[str, Structure]) -> int:
-        """The edge net, and three moments of each of its parameters."""
+        """The edge net, and the moments of its parameters."""
         from fedpmt.training.transfer import EDGE
 
-        return 4 * FLOAT_BYTES * structures[EDGE].size(structures[EDGE].tensors)
+        edge = structures[EDGE]
+        return FLOAT_BYTES * edge.size(edge.tensors) + self.moments_bytes(edge)
+
+    def moments_bytes(self, edge: Structure) -> int:
+        """AMSGrad keeps three numbers of each parameter, SGD none."""
+        return 3 * FLOAT_BYTES * edge.size(edge.parameters) if self.optimizer == "adam" else 0
 
     def init(self, setup: Setup) -> Group:
         from fedpmt.training.transfer import EDGE, STEM
@@ -139,7 +145,9 @@ class FedGKT(Method[Group, "Edge"]):
         classes, features = state.edge.shapes[state.edge.layers[-1].parameters[0]]
         beside = Beside(
             once=cost.inference,  # one more pass over all samples, to tell of them
-            memory_bytes=3 * FLOAT_BYTES * state.edge.size(state.edge.parameters),
+            # Adam's moments; features and logits of all samples until they are sent, and what the server said of them.
+            memory_bytes=self.moments_bytes(state.edge)
+            + FLOAT_BYTES * client.samples * (features + classes * (1 + (client.id in state.logits))),
             task_bytes=FLOAT_BYTES * client.samples * classes * (client.id in state.logits),
             answers={
                 TRANSFER: {
@@ -152,6 +160,10 @@ class FedGKT(Method[Group, "Edge"]):
         part = Part(EDGE, {}, {}, "edge net", kept=net.trained, beside=beside)
         known = {TEACHER: {LOGITS: state.logits[client.id]}} if client.id in state.logits else {}
         return Task((part,), {MODEL: {}, **known})
+
+    @property
+    def combines(self) -> str:
+        return "distillation on both sides"
 
     def local(self) -> LocalWork[Edge]:
         from fedpmt.training.transfer import EdgeWork
@@ -194,6 +206,8 @@ class FedGKT(Method[Group, "Edge"]):
             return steps * (cost.operations - cost.prefix) + batches * cost.forward
 
         wanted = self.epochs * batches
+        if operations(0) > server.budget:  # not even the pass that would tell devices anything
+            return Step(state, {"server_steps": 0.0, "server_steps_default": float(wanted)})
         steps = server.affordable(operations, wanted)
         tensors, moments, metrics = state.tensors, state.moments, {}
         if steps:

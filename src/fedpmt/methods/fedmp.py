@@ -157,6 +157,10 @@ class FedMP(Method[Pruning, None]):
     def discloses(self) -> str:
         return "training losses" if self.bandit else ""
 
+    @property
+    def combines(self) -> str:
+        return "fill mean"
+
     def action(self, resource: Resource) -> Action:
         """On each worker's ratio, where neither the bandit nor the user chooses it."""
         return "none" if self.bandit or self.ratio is not None else "device"

@@ -38,6 +38,10 @@ class FedProx(PartAveraging):
         if not 0 <= self.mu < math.inf:
             raise SettingError(f"fedprox.mu = '{self.mu}' is refused: a number from 0 is needed")
 
+    @property
+    def combines(self) -> str:
+        return "mean"
+
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         return full(state.structure)
 

@@ -56,6 +56,10 @@ class FjORD(Method[Nested, None]):
         part = largest(self.widths(structure), self.fits(client, structure, round.price))
         return Task((part,), state.payload(part))
 
+    @property
+    def combines(self) -> str:
+        return "overlap mean"
+
     def action(self, resource: Resource) -> Action:
         """By the expected cost of its draws; what is sent and held is of the widest."""
         return "device"

@@ -162,6 +162,10 @@ class PruneFL(Method[Sparse, "Squares"]):
     def discloses(self) -> str:
         return "squared gradients, training losses"
 
+    @property
+    def combines(self) -> str:
+        return "mean under one mask"
+
     def action(self, resource: Resource) -> Action:
         """One density for all; gradients and products are dense, so that no density changes the memory."""
         return "none" if self.density is not None or resource == "memory" else "shared"

@@ -97,6 +97,10 @@ class SlimFL(Method[Nested, None]):
         net = self.part(state, client, round)
         return Task((net,), state.payload(net))
 
+    @property
+    def combines(self) -> str:
+        return "overlap mean"
+
     def action(self, resource: Resource) -> Action:
         return "device" if self.fit else "none"
 
