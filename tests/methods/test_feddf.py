@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedpmt import api
 from fedpmt.data.public import NO_LABEL
@@ -193,6 +194,26 @@ def test_teachers_answer_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     # By hand: 3 batches of 4 by teachers without a price forward; 9 steps of two students.
     students = [bench.price(reply.part).operations for reply in mixed(bench)[:2]]
     assert step.server_operations == 9 * sum(students)
+
+
+def test_public_data_moves_a_students_statistics_and_no_teachers() -> None:
+    """BatchNorm: teachers answer in evaluation mode, students learn in training mode."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    found = []
+    for steps in (0, 5):
+        bench = Bench(FedDF(steps=steps), net)
+        arrived = [bench.reply(device) for device in range(2)]
+        before = [reply.tensors[MODEL]["1.running_mean"].clone() for reply in arrived]
+        unseen = replace(bench.round(0), at_hand=replace(bench.round(0).server, validation=None))
+        found.append(bench.method.aggregate(bench.state, arrived, unseen).state.tensors["1.running_mean"])
+        for reply, kept in zip(arrived, before, strict=True):
+            assert torch.equal(reply.tensors[MODEL]["1.running_mean"], kept)
+    assert not torch.equal(*found)
+    bench.model.set_training([False] * len(bench.model.structure.layers))
+    ensemble = teachers(arrived, 12, bench.round(0))
+    by_hand = sum(bench.model.forward(reply.tensors[MODEL], ensemble.inputs) for reply in arrived) / 2
+    torch.testing.assert_close(ensemble.targets, by_hand)
 
 
 def test_everything_on_the_server_is_billed() -> None:

@@ -18,12 +18,22 @@ from fedpmt import api
 from fedpmt.methods.fedgen import FedGen
 from fedpmt.records import DEVICES, MODEL_FILE
 from fedpmt.simulation.checkpoint import read_value
-from fedpmt.training.latent import COUNTS, GENERATOR, diversity, generate, new_generator, noise_of
+from fedpmt.training.latent import (
+    COUNTS,
+    GENERATOR,
+    GeneratorWork,
+    diversity,
+    generate,
+    new_generator,
+    noise_of,
+)
 from fedpmt.types import MODEL, SettingError
 from support import Bench, samples
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from fedpmt.training.local import Run
 
 CPU = torch.device("cpu")
 
@@ -53,13 +63,26 @@ def test_the_first_round_has_no_generator_and_weights_fall() -> None:
     assert second.offer[0].beside.step > first.offer[0].beside.step == 0
 
 
-def test_the_servers_steps_leave_heads_as_they_are_and_move_the_generator() -> None:
+def test_the_servers_steps_leave_heads_as_they_are_and_move_the_generator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench = Bench(FedGen(steps=20))
     arrived = [bench.reply(device) for device in range(3)]
     before = [{name: tensor.clone() for name, tensor in reply.tensors[MODEL].items()} for reply in arrived]
+    told, used = GeneratorWork.reply, list[dict[str, Any]]()
+
+    def noted(self: GeneratorWork, run: Run, own: Any, data: Any) -> Any:
+        used.append(dict(run.memo))
+        return told(self, run, own, data)
+
+    monkeypatch.setattr(GeneratorWork, "reply", noted)
     step = bench.method.aggregate(bench.state, arrived, bench.round(0))
     for reply, kept in zip(arrived, before, strict=True):
         assert all(torch.equal(reply.tensors[MODEL][name], tensor) for name, tensor in kept.items())
+    # Those that the steps were taken with: still what devices sent.
+    [memo] = used
+    for place, name in zip(("weight", "bias"), bench.state.head, strict=True):
+        assert torch.equal(memo[place], torch.stack([kept[name] for kept in before]))
     moved = {
         name
         for name, tensor in step.state.generator.items()
@@ -158,22 +181,31 @@ def test_the_generator_is_that_of_torch_modules() -> None:
     )
 
 
-def test_the_pull_is_towards_the_own_heads_answer_which_gets_no_gradient() -> None:
-    """One step with B alone, by hand: the target is a constant."""
-    bench = Bench(FedGen(generative=0.0, latent=2.0), batch=8)
+@pytest.mark.parametrize(("generative", "latent"), [(0.0, 2.0), (3.0, 0.0), (3.0, 2.0)])
+def test_a_devices_step_by_hand(generative: float, latent: float) -> None:
+    """CE + A CE(head(G(ε, y~)), y~) + B KL(outputs || head(G(ε, y))), the target of the last being a constant."""
+    bench = Bench(FedGen(generative=generative, latent=latent), batch=8)
     task = bench.method.assign(bench.state, bench.client(0), bench.round(1))
     reply = bench.reply(0, 1)
     data = samples(8, seed=0)
     params = {name: tensor.clone().requires_grad_() for name, tensor in bench.state.tensors.items()}
     order = bench.round(1).rng("order", 0).permutation(8)
     batch = data.take(order)
-    noise = noise_of(bench.round(1).rng("latent", 0), 8, 32, CPU)
-    features = generate(task.tensors[GENERATOR], noise, batch.targets)
-    weight, bias = bench.state.head
-    target = functional.softmax(functional.linear(features, params[weight], params[bias]), dim=1).detach()
+    rng, (weight, bias) = bench.round(1).rng("latent", 0), bench.state.head
+
+    def said_of(labels: torch.Tensor) -> torch.Tensor:
+        features = generate(task.tensors[GENERATOR], noise_of(rng, 8, 32, CPU), labels)
+        return functional.linear(features, params[weight], params[bias])
+
     outputs = bench.model.forward(params, batch.inputs)
-    own = functional.kl_div(functional.log_softmax(outputs, 1), target, reduction="batchmean")
-    loss = functional.cross_entropy(outputs, batch.targets) + 2 * 0.98 * own
+    loss = functional.cross_entropy(outputs, batch.targets)
+    if generative:
+        drawn = torch.from_numpy(rng.integers(3, size=8))
+        loss = loss + generative * 0.98 * functional.cross_entropy(said_of(drawn), drawn)
+    if latent:
+        target = functional.softmax(said_of(batch.targets), dim=1).detach()
+        own = functional.kl_div(functional.log_softmax(outputs, 1), target, reduction="batchmean")
+        loss = loss + latent * 0.98 * own
     gradients = torch.autograd.grad(loss, list(params.values()))
     for (name, parameter), gradient in zip(params.items(), gradients, strict=True):
         torch.testing.assert_close(reply.tensors[MODEL][name], (parameter - 0.1 * gradient).detach())

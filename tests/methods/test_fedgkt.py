@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from torch.nn import functional
 
 from fedpmt import api
@@ -17,7 +18,17 @@ from fedpmt.records import DEVICES, MODEL_FILE
 from fedpmt.simulation.checkpoint import read_value
 from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.local import train
-from fedpmt.training.transfer import EDGE, FEATURES, LABELS, LOGITS, TEACHER, TRANSFER, Edge, knowledge
+from fedpmt.training.transfer import (
+    EDGE,
+    FEATURES,
+    LABELS,
+    LOGITS,
+    STEM,
+    TEACHER,
+    TRANSFER,
+    Edge,
+    knowledge,
+)
 from fedpmt.types import MODEL, SettingError
 from support import Bench, samples
 
@@ -138,6 +149,70 @@ def test_the_servers_loss_by_hand() -> None:
     torch.testing.assert_close(
         step.state.logits[0], bench.model.suffix(1, step.state.tensors, told[FEATURES]), rtol=1e-5, atol=1e-6
     )
+
+
+def test_a_devices_loss_by_hand() -> None:
+    """CE(z_c, y) + α T² KL of the server's logits, one full-batch step of SGD."""
+    bench = Bench(FedGKT(optimizer="sgd", alpha=0.7, temperature=2.0), batch=COUNT)
+    teacher = torch.randn(COUNT, CLASSES, generator=torch.Generator().manual_seed(3))
+    _, own = bench.work(0)
+    params = {name: tensor.clone().requires_grad_() for name, tensor in own.tensors.items()}
+    data = samples(COUNT)
+    outputs = bench.models[EDGE].forward(params, data.inputs)
+    target = functional.softmax(teacher / 2, dim=1) + 1e-7
+    kept = functional.kl_div(functional.log_softmax(outputs / 2, dim=1), target, reduction="batchmean")
+    loss = functional.cross_entropy(outputs, data.targets) + 0.7 * 4 * kept
+    gradients = torch.autograd.grad(loss, list(params.values()))
+    _, after = second_round(bench, teacher)
+    for (name, parameter), gradient in zip(params.items(), gradients, strict=True):
+        torch.testing.assert_close(
+            after.tensors[name], (parameter - 0.1 * gradient).detach(), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_a_net_with_batch_norm_exports_in_evaluation_mode() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3)),
+    )
+    bench = Bench(FedGKT(), net)
+    reply, own = bench.work(0)
+    edge = bench.models[EDGE]
+    statistics = [name for name in own.tensors if "running" in name]
+    assert statistics
+    assert all(not torch.equal(own.tensors[name], edge.initial()[name]) for name in statistics)
+    told = []
+    for training in (False, True):
+        edge.set_training([training] * len(edge.structure.layers))
+        kept = {name: tensor.clone() for name, tensor in own.tensors.items()}  # training mode would move them
+        told.append(edge.prefix(STEM, kept, samples(COUNT).inputs).flatten(1))
+    torch.testing.assert_close(reply.tensors[TRANSFER][FEATURES], told[0])
+    assert not torch.allclose(reply.tensors[TRANSFER][FEATURES], told[1], atol=1e-3)
+
+
+def test_memory_holds_what_is_told_and_heard() -> None:
+    """Features and logits of all samples, in the second round the server's logits, and AMSGrad's three moments."""
+    for method, moments in ((FedGKT(), 3), (FedGKT(optimizer="sgd"), 0)):
+        bench = Bench(method)
+        first = bench.method.assign(bench.state, bench.client(0), bench.round(0)).offer[0].beside
+        bench.state = bench.method.aggregate(bench.state, [bench.reply(0)], bench.round(0)).state
+        second = bench.method.assign(bench.state, bench.client(0), bench.round(1)).offer[0].beside
+        edge = bench.models[EDGE].structure
+        wanted = 4 * (moments * edge.size(edge.parameters) + COUNT * (WIDTH + CLASSES))
+        assert first.memory_bytes == wanted
+        assert second.memory_bytes == wanted + 4 * COUNT * CLASSES
+
+
+def test_a_server_that_cannot_pay_for_one_pass_does_nothing() -> None:
+    bench = Bench(FedGKT())
+    flat = bench.price
+    bench.price = lambda part: replace(flat(part), forward=100.0)
+    poor = replace(bench.round(0), at_hand=replace(bench.round(0).server, budget=1.0))
+    step = bench.method.aggregate(bench.state, [bench.reply(0)], poor)
+    assert step.server_operations == 0
+    assert step.state == bench.state
+    assert step.metrics["server_steps"] == 0 < step.metrics["server_steps_default"]
 
 
 def test_features_are_exported_by_the_net_as_it_is_kept() -> None:
