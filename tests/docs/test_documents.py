@@ -129,6 +129,27 @@ class TestTheExampleMethod:
         exec(compile(blocks("docs/adding-a-method.md")[0], "documented", "exec"), module.__dict__)
         return module.Blocks
 
+    def test_a_line_in_the_table_makes_it_known_and_the_contract_holds(
+        self, blocks_method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        contract: Any = importlib.import_module("contract.test_methods")
+        monkeypatch.setitem(METHODS, "blocks", (blocks_method.__module__, "Blocks"))
+        settings: dict[str, Any] = {**SMALL, "options": {"choice": "random"}}
+        run = api.run("blocks", **settings)
+        assert run.result is not None
+        contract.test_is_a_frozen_value_that_can_be_pickled("blocks")
+        contract.test_does_not_change_the_state_it_is_given("blocks", tmp_path)
+        contract.test_does_not_change_what_a_device_has_kept("blocks", tmp_path)
+        contract.test_states_come_back_from_disk_as_they_were("blocks", tmp_path)
+        contract.test_arrival_order_does_not_matter("blocks")
+        contract.test_entries_that_nobody_trained_keep_their_bits("blocks")
+        contract.test_no_training_leaves_the_model_as_it_was("blocks")
+        contract.test_bytes_on_the_wire_are_those_accounted_for("blocks")
+        contract.test_neutral_and_capable_is_fedavg_bit_for_bit("blocks")
+        contract.test_assignment_is_a_function_of_round_and_device("blocks")
+        contract.test_same_bits_for_any_number_of_workers("blocks", "classes:2")
+        contract.test_resumed_after_an_interrupt_and_a_kill_it_has_the_same_bits("blocks", tmp_path / "runs")
+
     def test_takes_about_a_hundred_lines(self) -> None:
         assert 80 <= len(blocks("docs/adding-a-method.md")[0].splitlines()) <= 125
 

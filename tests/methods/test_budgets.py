@@ -22,7 +22,7 @@ from fedpmt.methods.fjord import FjORD
 from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.methods.ist import IST
 from fedpmt.methods.prunefl import PruneFL, prunable
-from fedpmt.methods.registry import METHODS, create
+from fedpmt.methods.registry import create
 from fedpmt.methods.slimfl import SlimFL
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import assembled, plan
@@ -157,7 +157,7 @@ def takes(made: Federation, part: Part, device: int) -> float:
     return float({"bytes": down + up, "upload": up, "memory": cost.memory_bytes}[resource])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ACTIONS)
 def test_each_method_declares_how_a_budget_acts_on_it(name: str) -> None:
     options = api.settings_of({"method": name, "budget": "operations"}).options
     method = create(name, options, {"widths": None, "splitting": "server"})

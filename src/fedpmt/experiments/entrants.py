@@ -182,7 +182,7 @@ class Contest:
     def options(self, entrant: Entrant) -> dict[str, Scalar]:
         """An entrant's settings, with those that the size of this contest decides."""
         by_size: dict[str, dict[str, Scalar]] = {
-            # With the paper's thousand, devices of so few samples spend their budget on the public ones.
+            # With a thousand, the default, devices of so few samples spend their budget on the public ones.
             "comet": {"asked": SAMPLES[self.data]},
             "prunefl": {"initial_rounds": max(1, self.played // INITIAL_SHARE)},
         }

@@ -19,7 +19,7 @@ from fedpmt.report.quantities import (
     split,
     time_unit,
 )
-from fedpmt.report.tables import summary, time_to_target
+from fedpmt.report.tables import EVALUATED, summary, time_to_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -121,7 +121,9 @@ def targets_section(material: Material) -> str:
             panel = of_panel
             body.append(panel_row(panel, len(own) + 1))
         cells = "".join(_target_cell(row, rows) for row in own)
-        body.append(f'<tr><th scope="row">{named(line, material.looks.get(line))}</th>{cells}</tr>')
+        kind = own[0].evaluates
+        small = "" if kind == "global" else f"<small>{escape(EVALUATED.get(kind, kind))}</small>"
+        body.append(f'<tr><th scope="row">{named(line, material.looks.get(line))}{small}</th>{cells}</tr>')
     words = "Virtual time, round and bytes uploaded at the first evaluation at or above each accuracy."
     words += " The soonest is bold." if len(lines) > 1 else ""
     if any(0 < row.reached < row.runs for row in rows):
@@ -134,7 +136,8 @@ def _target_cell(row: TargetRow, rows: Sequence[TargetRow]) -> str:
     if row.seconds is None:
         return '<td class="none">-<small>not reached</small></td>'
     same = [other for other in rows if other.target == row.target]
-    rivals = [other for other in same if other.panel == row.panel]
+    # Accuracies of other things are no rivals.
+    rivals = [other for other in same if (other.panel, other.evaluates) == (row.panel, row.evaluates)]
     # A mean over the seeds that got there is no match for one over all.
     whole = [other for other in rivals if other.reached == other.runs] or rivals
     soonest = min(other.seconds.mean for other in whole if other.seconds)

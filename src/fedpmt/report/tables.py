@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedpmt.records import RoundRecord, RunRecord
+    from fedpmt.report.groups import Group
 
 STEPS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
 OUTCOMES = ("arrived", "late", "failed", "surplus", "refused")
@@ -50,11 +51,13 @@ class TargetRow:
     rounds: Spread | None
     seconds: Spread | None
     bytes_up: Spread | None
+    evaluates: str = "global"  # what the accuracy is of
 
     def texts(self) -> dict[str, str]:
         """The cells as a person reads them, by column title."""
+        kind = "" if self.evaluates == "global" else f" ({EVALUATED.get(self.evaluates, self.evaluates)})"
         return {
-            "run": self.label,
+            "run": f"{self.label}{kind}",
             "target": f"{100 * self.target:.6g} %",
             "reached": f"{self.reached} of {self.runs}",
             "round": show(self.rounds),
@@ -169,6 +172,7 @@ def time_to_target(runs: Sequence[RunRecord], targets: Sequence[float]) -> list[
                     rounds=Spread.of(found.round for found in reached),
                     seconds=Spread.of(found.seconds for found in reached),
                     bytes_up=Spread.of(found.bytes_up for found in reached),
+                    evaluates=_evaluates(group),
                 )
             )
     return rows
@@ -180,6 +184,13 @@ def default_targets(runs: Sequence[RunRecord]) -> tuple[float, ...]:
     return tuple(step for step in STEPS if best / 2 <= step <= best)[-5:]
 
 
+def _evaluates(group: Group) -> str:
+    """What the accuracies of a group are of."""
+    kinds = {step.evaluates for run in group.runs for step, _ in evaluated(run)}
+    kinds |= {run.result.evaluates for run in group.runs if run.result}
+    return ", ".join(sorted(kinds)) or "global"
+
+
 def summary(runs: Sequence[RunRecord]) -> list[SummaryRow]:
     """One row per group of runs."""
     rows = []
@@ -187,8 +198,6 @@ def summary(runs: Sequence[RunRecord]) -> list[SummaryRow]:
         totals = [_totals(run) for run in group.runs]
         spreads = {name: Spread.of(total[name] for total in totals) for name in totals[0]}
         finished = sum(run.result is not None for run in group.runs)
-        kinds = {step.evaluates for run in group.runs for step, _ in evaluated(run)}
-        kinds |= {run.result.evaluates for run in group.runs if run.result}
         rows.append(
             SummaryRow(
                 label=group.label,
@@ -197,7 +206,7 @@ def summary(runs: Sequence[RunRecord]) -> list[SummaryRow]:
                 method=group.method,
                 runs=len(group.runs),
                 finished=finished,
-                evaluates=", ".join(sorted(kinds)) or "global",
+                evaluates=_evaluates(group),
                 server_cap=settings_of(group.runs[0]).get("server_cap", "none"),
                 **spreads,
             )

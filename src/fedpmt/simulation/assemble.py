@@ -112,13 +112,15 @@ def check_fit(settings: Settings, problem: Problem, method: Method[Any, Any], fo
         )
     each = method.kept_bytes({name: model.structure for name, model in problem.models.items()})
     members = min(settings.devices, settings.rounds * math.ceil(settings.cohort * settings.over_select))
+    # The state before the last round stays until that one is accepted.
+    needed = 2 * each * members
     free = shutil.disk_usage(
         next(path for path in (folder, *folder.absolute().parents) if path.exists())
     ).free
-    if each * members > free:
+    if needed > free:
         raise SettingError(
             f"devices = {settings.devices} is refused: {settings.method} keeps a net on each device, and {members} of "
-            f"{each / 1e6:.1f} MB do not fit into the {free / 1e9:.1f} GB that are free"
+            f"{each / 1e6:.1f} MB, twice, do not fit into the {free / 1e9:.1f} GB that are free"
         )
 
 
