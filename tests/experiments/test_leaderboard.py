@@ -278,6 +278,24 @@ def test_where_fedpmt_loses_is_said() -> None:
     assert rows["accuracy"]["ahead"] == {"fedavg": "70.5 %"}
     assert rows["accuracy"]["within_noise"] == ["scaffold"]
     assert rows["uploaded"]["ahead"] == {}
+    # A byte less is not worth a word, a hundredth is.
+    for less, ahead in ((0, set()), (1, set()), (10_000, {"fedavg"})):
+        million = {
+            (partition, name): [
+                one.model_copy(
+                    update={
+                        "rounds": tuple(
+                            step.model_copy(update={"bytes_up": 1_000_000 - less * (name == "fedavg")})
+                            for step in one.rounds
+                        )
+                    }
+                )
+                for one in members
+            ]
+            for (partition, name), members in found.items()
+        }
+        changed = losses(contest, million, every)
+        assert next(set(row["ahead"]) for row in changed if row["measure"] == "uploaded") == ahead
     assert verdict_text(list(rows.values())) == (
         "- i.i.d.: FedPMT ends at 60.5 %, behind FedAvg (70.5 %); 1 of 3 rivals are within noise of it."
     )

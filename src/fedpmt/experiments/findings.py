@@ -193,4 +193,4 @@ def findings_table(judged: list[dict[str, str]]) -> Table:
         f"where the mean over the last {100 * TAIL:.0f} % of the evaluations is there. No finding of SlimFL's paper "
         "applies: they are about channels that lose messages, and nobody's does here but that of its row with fading."
     )
-    return Table("What the papers say", ("finding", "split", "here", "seeds for it"), rows, note)
+    return Table("What the papers say", ("finding", "split", "here", "seeds for it"), rows, note, words=True)

@@ -247,11 +247,11 @@ def best_table(
                     "fedpmt": ours.accuracy if ours else None,
                 }
             )
-    what = {"seconds": "virtual time", "bytes": "uploads"}[against]
+    what = {"seconds": "so much virtual time", "bytes": "so many uploaded bytes"}[against]
     note = (
         "Amounts are shares of what FedPMT spends in all its rounds; variants take part. No method is played for "
         "longer than these rounds, so the last rows favour those whose rounds are long."
     )
     return Table(
-        f"The best for so much {what}", ("split, limit", "best", "accuracy, %", "FedPMT, %"), rows, note
+        f"The best for {what}", ("split, limit", "best", "accuracy, %", "FedPMT, %"), rows, note
     ), values

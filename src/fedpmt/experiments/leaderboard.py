@@ -116,24 +116,35 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
     epochs = "1 epoch" if one.epochs == 1 else f"{one.epochs} epochs"
     whose = "as in FedPMT's paper" if contest.data in DATA.values() else "ours"
     held = {key.replace("_", "-"): value for key, value in api.HELD_OUT.items()}
+    server = personal = adam = ""
+    if any(method_class(entrant.method).server_work for entrant in contest.entrants):
+        server = (
+            f"The server's work is at most {one.server_cap:g} times its devices' operations a round, and takes no "
+            "virtual time. "
+        )
+    if any(entrant.personal for entrant in contest.entrants):
+        personal = (
+            " † marks accuracies that are not of one global model but means over devices that took part: `mean "
+            "personal` of devices' own nets, each on the test samples of the classes it holds; `split` of a device's "
+            "part of a net with the part that all share, on all classes. Each such net is tested on "
+            f"{PERSONAL_TEST:,} samples of its own draw, or on as many as there are."
+        )
+    if any(entrant.method == "fedgkt" for entrant in contest.entrants):
+        adam = "; but FedGKT's by Adam at its own rate, on both sides"
     return (
         f"{seeds_text(counts)}, {contest.played} rounds on {contest.data}, {one.devices} devices of {speeds} speeds "
         f"with {one.samples} samples each, {one.cohort} a round. Budget `{BUDGET}`: on each level a method gets the "
         "largest part that takes no more `exact` operations than FedPMT's width there; where the budget cannot act on "
-        "a method, it is over it and the clock shows what that costs. The server's work is at most "
-        f"{one.server_cap:g} times its devices' operations a round, and takes no virtual time. "
+        f"a method, it is over it and the clock shows what that costs. {server}"
         f"For all methods alike {held['public']} is held out as public data and {held['validation']} as "
         "validation data, whoever needs it, so devices hold the same. Every seed has a split of its own, the same for "
-        f"all methods. Devices train by SGD at rate {one.lr:g}, in batches of {one.batch}, {epochs} a round, {whose}; "
-        "but FedGKT's by Adam at its own rate, on both sides. Methods' own settings stand in the last table.\n\n"
+        f"all methods. Devices train by SGD at rate {one.lr:g}, in batches of {one.batch}, {epochs} a round, "
+        f"{whose}{adam}. Methods' own settings stand in the last table.\n\n"
         f"Accuracy is the mean over the last {100 * TAIL:.0f} % of the rounds, over seeds, with "
         f"{100 * CONFIDENCE:.0f} % intervals. Time is virtual; bytes and operations are of all devices in "
         "all rounds, what is downloaded with index lists, masks and seeds; memory is the most that a device held. An "
         f"accuracy is reached where the mean over the last {100 * TAIL:.0f} % of the evaluations is there. A run that "
-        "diverges counts as a guess, and reaches nothing. † marks accuracies that are not of one global model but "
-        "means over devices that took part: `mean personal` of devices' own nets, each on the test samples of the "
-        "classes it holds; `split` of a device's part of a net with the part that all share, on all classes. Each such "
-        f"net is tested on {PERSONAL_TEST:,} samples of its own draw, or on as many as there are.\n\n"
+        f"diverges counts as a guess, and reaches nothing.{personal}\n\n"
         f"**Where FedPMT stands.**\n\n{verdicts or '- No run of it yet.'}\n"
     )
 
@@ -161,7 +172,7 @@ def needs_table(entrants: Sequence[Entrant], every: Sequence[Score]) -> Table:
         cells = (found["data"], found["state"], works, found["discloses"])
         rows.append([entrant.title, *(cell or NONE for cell in cells)])
     columns = ("method", "public data", "a device keeps", "server compute", "disclosed beside weights")
-    return Table("What it needs", columns, rows)
+    return Table("What it needs", columns, rows, words=True)
 
 
 def _server(every: Sequence[Score]) -> str:
@@ -184,7 +195,7 @@ def settings_table(contest: Contest) -> Table:
         settings = contest.settings(entrant, contest.partitions[0], 0)
         options = ", ".join(f"{key} = {value}" for key, value in sorted(settings.options.items()))
         rows.append([entrant.title, f"`{entrant.name}`", entrant.form, options or "defaults"])
-    return Table("Entrants", ("entrant", "name", "form", "settings"), rows)
+    return Table("Entrants", ("entrant", "name", "form", "settings"), rows, words=True)
 
 
 def _rivals(scope: Scope) -> Contest:

@@ -273,6 +273,10 @@ def _spent(of: Callable[[RunRecord], float]) -> Callable[[RunRecord], float | No
     return lambda run: None if run.diverged else of(run)
 
 
+EVEN = 0.001
+"""A share of what FedPMT takes that nobody would call less: a byte that names a width, say."""
+
+
 def losses(contest: Contest, found: Found, every: Sequence[Score]) -> list[dict[str, Any]]:
     """Who is ahead of FedPMT by each measure on each split, on equal seeds; a method counts once, by its best form."""
     rows = []
@@ -315,10 +319,12 @@ def _best_form(
     measure: Measure, forms: Sequence[Score], found: Found, ours: Sequence[RunRecord]
 ) -> tuple[str, Entrant]:
     """How the form of a method that does best does against FedPMT; of several that are ahead, the furthest."""
-    judged = []
+    judged, learned = [], measure.unit is None
+    base = None if learned else Estimate.of([measure.of(run) for run in ours])
+    margin = 0.0 if base is None or not math.isfinite(base.mean) else -EVEN * base.mean
     for one in forms:
         members = found[one.partition, one.entrant.name]
-        finding = Finding("", "", one.entrant.name, OURS, measure.of, more=measure.unit is None)
+        finding = Finding("", "", one.entrant.name, OURS, measure.of, more=learned, margin=margin)
         verdict, _ = finding.verdict(members, ours)
         estimate = Estimate.of([measure.of(run) for run in members])
         mean = -math.inf if estimate is None else estimate.mean if finding.more else -estimate.mean
@@ -345,10 +351,11 @@ def loss_table(rows: Sequence[dict[str, Any]]) -> Table:
         "difference; one usable seed of several decides nothing). A method counts once, in the form that does best by "
         "the measure. Accuracies that are not of one global model are left out here. An accuracy is reached where the "
         f"mean over the last {100 * TAIL:.0f} % of the evaluations is there; downloads count index lists, masks and "
-        "seeds. A run that diverged reaches nothing and ends at a guess."
+        f"seeds. What takes less by no more than {100 * EVEN:.1f} % is not ahead. A run that diverged reaches nothing "
+        "and ends at a guess."
     )
     columns = ("by", "split", "FedPMT", "ahead of it", "who", "within noise")
-    return Table("Where FedPMT loses", columns, cells, note)
+    return Table("Where FedPMT loses", columns, cells, note, words=True)
 
 
 def verdict_text(rows: Sequence[dict[str, Any]]) -> str:
