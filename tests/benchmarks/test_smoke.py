@@ -220,7 +220,8 @@ def test_a_method_is_held_against_the_fedavg_of_its_own_repetition() -> None:
     assert (row.times_fedavg, row.operations) == pytest.approx((2.0, 0.5))
     assert (row.seconds, row.low, row.high) == pytest.approx((0.3, 0.2, 0.4))
     job = job_of(SETTINGS["cnn-cifar10"], "prunefl", rounds=6, warmup=2, seed=1, data_dir=None)
-    assert job.options["options"] == {"initial_rounds": 0}
+    assert job.options["options"] == {"initial_rounds": 0, "interval": 2}
+    assert job.options["budget"] == "operations"
     assert (job.rounds, job.warmup, job.options["levels"]) == (9, 2, "1/5,1/4,1/3,1/2,1")
 
 

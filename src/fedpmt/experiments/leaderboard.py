@@ -11,7 +11,7 @@ from fedpmt import api
 from fedpmt.experiments.artefact import Artefact, Picture, Table
 from fedpmt.experiments.completion_time import CONFIDENCE
 from fedpmt.experiments.entrants import BUDGET, ENTRANTS, PERSONAL_TEST, Contest
-from fedpmt.experiments.findings import FINDINGS, findings, findings_table
+from fedpmt.experiments.findings import findings, findings_table
 from fedpmt.experiments.frontier import best_table, caption, draw
 from fedpmt.experiments.paper import (
     DATA,
@@ -199,16 +199,11 @@ def settings_table(contest: Contest) -> Table:
 
 
 def _rivals(scope: Scope) -> Contest:
-    """Those that exchange weights alone, in their strongest forms, and the variants that a finding is about."""
-    told = {name for finding in FINDINGS for name in (finding.first, finding.second)}
+    """Those that exchange weights alone, in their strongest forms; variants are the leaderboard's."""
     return Contest(
         scope.seeds,
         "embedded" if scope.quick else "cifar10",
-        entrants=tuple(
-            entrant
-            for entrant in ENTRANTS
-            if not entrant.exchanges and (not entrant.variant or entrant.name in told)
-        ),
+        entrants=tuple(entrant for entrant in ENTRANTS if not entrant.exchanges and not entrant.variant),
         quick=scope.quick,
         data_dir=scope.data_dir,
     )
