@@ -96,6 +96,6 @@ def test_quick_takes_fewer_seeds_and_rounds() -> None:
 @pytest.mark.slow
 def test_the_quick_run() -> None:
     artefact = convergence(quick=True, seeds=range(3))
-    assert artefact.command == "fedpmt reproduce convergence --quick"
+    assert artefact.command == "fedpmt reproduce convergence --seeds 0-2 --quick"
     assert "far too short" in artefact.text
     assert all(math.isfinite(arm["slope"][0]) for case in artefact.values["rate"] for arm in case["arms"])
