@@ -47,7 +47,7 @@ class MethodRow(BaseModel):
     high: float
     times_fedavg: float  # the median over repetitions, each against the FedAvg round of the same one
     operations: float  # `exact` operations over FedAvg's
-    fast: bool  # whether its local work is plain enough for the compiled loop
+    fast: bool  # whether its local work is plain enough to do without autograd
 
 
 class MethodResults(BaseModel):
@@ -138,9 +138,9 @@ def methods_text(results: MethodResults) -> str:
         for row in results.methods
     ]
     about = (
-        f"A round of each method on {results.setting}, in turn, median of {results.repeat} repetitions of"
+        f"A round of each method on {results.setting}, in turn, median of {results.repeat} repetition(s) of"
         f" {results.rounds} rounds; each device has a budget of as many `exact` operations as FedPMT's width takes"
         " on its level."
     )
-    head = ("method", "a round", "time over FedAvg's", "operations over FedAvg's", "compiled loop")
+    head = ("method", "a round", "time over FedAvg's", "operations over FedAvg's", "fast path")
     return f"{about}\n\n{table(head, body)}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from fedpmt.complexity.budget import Budget
@@ -21,6 +22,7 @@ from fedpmt.types import Examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from fedpmt.methods.base import Method
     from fedpmt.submodel.part import Part
@@ -63,6 +65,17 @@ def images(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     for sample, label in enumerate(labels):
         inputs[sample, 0, 2 * label : 2 * label + 2] += 1
     return inputs, labels
+
+
+FEW: dict[str, Any] = {"devices": 6, "samples": 20, "cohort": 3, "batch": 5, "levels": "1/4,1/2,1"}
+"""A fleet for so few images."""
+
+
+def stored_accuracy(folder: Path, module: nn.Module, test: tuple[np.ndarray, np.ndarray]) -> float:
+    """Of the model that a run has stored, loaded into the user's own module."""
+    module.load_state_dict(load_file(folder / "model.safetensors"))
+    inputs, labels = test
+    return float((module.eval()(torch.from_numpy(inputs)).argmax(1).numpy() == labels).mean())
 
 
 def flat_price(model: LayeredModel, **others: LayeredModel) -> Callable[[Part], Cost]:

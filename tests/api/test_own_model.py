@@ -16,10 +16,9 @@ from fedpmt import api
 from fedpmt.models.layered import layered
 from fedpmt.types import SettingError
 from models.nets_of_users import ResNet, Transformer
-from support import images
+from support import FEW, images
 
 Pair = tuple[Any, Any]
-FAST: dict[str, Any] = {"devices": 6, "samples": 20, "cohort": 3, "batch": 5, "levels": "1/4,1/2,1"}
 
 
 def tokens(count: int, seed: int = 0) -> Pair:
@@ -42,7 +41,7 @@ def test_resnet_with_batch_norm_learns_and_loads_back(tmp_path: Path) -> None:
         out=tmp_path / "run",
         rounds=30,
         lr=0.2,
-        **FAST,
+        **FEW,
     )
     assert run.result is not None
     assert run.result.accuracy is not None
@@ -61,7 +60,7 @@ def test_batch_norm_of_frozen_layers_stays_as_received() -> None:
     torch.manual_seed(0)
     module = ResNet()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    slow = {**FAST, "levels": "1/5,1/4"}
+    slow = {**FEW, "levels": "1/5,1/4"}
     run = fedpmt.run("fedpmt", model=module, train=images(120), test=images(60, 1), rounds=2, lr=0.2, **slow)
     assert run.result is not None
     after = load_file(Path(run.result.run) / "model.safetensors")
@@ -75,7 +74,7 @@ def test_batch_norm_of_frozen_layers_stays_as_received() -> None:
 def test_transformer_with_keyword_inputs_learns() -> None:
     torch.manual_seed(0)
     run = fedpmt.run(
-        "fedpmt", model=Transformer(), train=tokens(120), test=tokens(60, 1), rounds=30, lr=0.2, **FAST
+        "fedpmt", model=Transformer(), train=tokens(120), test=tokens(60, 1), rounds=30, lr=0.2, **FEW
     )
     assert run.result is not None
     assert run.result.accuracy is not None
@@ -91,7 +90,7 @@ def test_dropout_gives_the_same_bits_for_any_number_of_workers() -> None:
         torch.manual_seed(workers)  # the user's own randomness must not matter, nor be disturbed
         state = torch.get_rng_state()
         run = fedpmt.run(
-            "fedpmt", model=module, train=tokens(120), test=tokens(60, 1), rounds=2, workers=workers, **FAST
+            "fedpmt", model=module, train=tokens(120), test=tokens(60, 1), rounds=2, workers=workers, **FEW
         )
         assert torch.equal(state, torch.get_rng_state())
         assert run.result is not None
@@ -120,7 +119,7 @@ def test_regression_with_own_loss_and_metric() -> None:
         epochs=3,
         momentum=0.5,
         weight_decay=1e-4,
-        **FAST,
+        **FEW,
     )
     first, last = run.rounds[0], run.rounds[-1]
     assert first.loss is not None
@@ -136,7 +135,7 @@ def test_regression_with_own_loss_and_metric() -> None:
             train=(inputs, targets),
             test=(inputs, targets),
             partition="classes:2",
-            **FAST,
+            **FEW,
         )
 
 
@@ -144,7 +143,7 @@ def test_training_starts_from_the_modules_own_weights_and_leaves_them_alone() ->
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.ReLU(), nn.Linear(5, 3))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    run = fedpmt.run("fedavg", model=module, train=images(120), test=images(60, 1), rounds=1, lr=0.0, **FAST)
+    run = fedpmt.run("fedavg", model=module, train=images(120), test=images(60, 1), rounds=1, lr=0.0, **FEW)
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     assert run.result is not None
     weights = load_file(Path(run.result.run) / "model.safetensors")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from narrow_runs import check_fast_path, local_round, takes_fast_path
-from safetensors.torch import load_file
 from torch import nn
 
 import fedpmt
@@ -27,7 +26,7 @@ from fedpmt.training.local import LocalSettings, Site, train
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.types import MODEL, SettingError
 from models.nets_of_users import ResNet
-from support import Bench, images, samples
+from support import FEW, Bench, images, samples, stored_accuracy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -262,22 +261,14 @@ class TestBatchNorm:
             out=tmp_path / "run",
             rounds=8,
             lr=0.1,
-            devices=6,
-            samples=20,
-            cohort=3,
-            batch=5,
-            levels="1/4,1/2,1",
+            **FEW,
         )
         assert run.result is not None
         assert run.result.accuracy is not None
         assert run.result.accuracy > 0.6
         # The stored model is the one that was evaluated.
         fresh = ResNet()
-        fresh.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
-        fresh.eval()
-        inputs, labels = images(60, 1)
-        accuracy = (fresh(torch.from_numpy(inputs)).argmax(1).numpy() == labels).mean()
-        assert accuracy == pytest.approx(run.result.accuracy)
+        assert stored_accuracy(tmp_path / "run", fresh, images(60, 1)) == pytest.approx(run.result.accuracy)
         assert not torch.equal(fresh.state_dict()["bn.running_mean"], torch.zeros(4))
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import fedpmt
 from fedpmt.methods.fedavg import FedAvg
@@ -16,15 +15,13 @@ from fedpmt.methods.registry import METHODS, create
 from fedpmt.models.layered import layered
 from fedpmt.submodel.width import channel_norms, hidden_groups
 from models.nets_of_users import ResNet
-from support import STAGES, Bench, images
+from support import FEW, STAGES, Bench, images, stored_accuracy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CHAINS = ("fedgkt", "fedgen")
 """Methods that need a chain of layers."""
-
-PERSONAL = ("comet",)
 
 
 def residual(seed: int = 0) -> Any:
@@ -44,22 +41,15 @@ def test_every_method_trains_it(name: str, tmp_path: Path) -> None:
         options=STAGES.get(name, {}),
         rounds=3,
         lr=0.1,
-        devices=6,
-        samples=20,
-        cohort=3,
-        batch=5,
-        levels="1/4,1/2,1",
+        **FEW,
     )
     assert run.result is not None
     assert run.result.accuracy is not None
     assert np.isfinite(run.rounds[-1].metrics["train_loss"])
-    if name not in PERSONAL:
-        kept = load_file(tmp_path / "run" / "model.safetensors")
-        fresh = ResNet()
-        fresh.load_state_dict(kept)
-        inputs, labels = images(60, 1)
-        accuracy = (fresh.eval()(torch.from_numpy(inputs)).argmax(1).numpy() == labels).mean()
-        assert accuracy == pytest.approx(run.result.accuracy)
+    if run.result.evaluates == "global":
+        assert stored_accuracy(tmp_path / "run", ResNet(), images(60, 1)) == pytest.approx(
+            run.result.accuracy
+        )
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ WORDS = {
 """The paper's words and ours for the same thing."""
 
 SCHEMES = {NO: "mean", "Knowledge Distillation": "distillation", "Sub-model Training": "overlap mean"}
-"""The paper's schemes of aggregation, and what our words for the same thing end with, or have in them."""
+"""The paper's schemes of aggregation, and ours for the same thing; distillation is one word among others."""
 
 GROUPS = {
     MODEL: "weights", "control": "control variates", "squares": "squared gradients", "label_counts": "label counts",
@@ -189,7 +189,7 @@ class Watched:
     asked: Sequence[Sequence[Asked]]  # by round
     own: bool  # whether a weak device's net is no part of the global one
     sent: frozenset[str]  # groups of tensors that came up
-    spared: tuple[bool, bool, bool]  # weak devices: operations, bytes up, bytes down
+    spared: Sequence[bool]  # whether weak devices are spared operations, bytes up, bytes down
     keeps: str
     evaluates: str
 
@@ -231,7 +231,7 @@ def watch(name: str, options: Mapping[str, Scalar]) -> Watched:
         keeps = "a net" if method.kept_bytes(nets) else "tensors" if federation.keeps_state else NO
         kind = method.predictor(progress.state).kind
     own = any(_apart(one, before.tensors) for one in levels[0])
-    return Watched(method, asked, own, frozenset(sent), (spared[0], spared[1], spared[2]), keeps, kind)
+    return Watched(method, asked, own, frozenset(sent), spared, keeps, kind)
 
 
 def _levels(asked: Sequence[Asked]) -> list[list[Asked]]:

@@ -68,7 +68,7 @@ class Finding:
     measure: Callable[[RunRecord], float | None]
     more: bool = False  # whether more is better
     panels: tuple[str, ...] = PANELS
-    margin: float = 0.0  # by which the first may fall behind
+    margin: float = 0.0  # by which the first may fall behind; below 0: by how much it must be ahead
 
     def verdict(self, firsts: Sequence[RunRecord], seconds: Sequence[RunRecord]) -> tuple[str, str]:
         """Whether it is seen, and in how many of the seeds, from runs of the same seeds.

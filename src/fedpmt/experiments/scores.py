@@ -319,15 +319,15 @@ def _best_form(
     measure: Measure, forms: Sequence[Score], found: Found, ours: Sequence[RunRecord]
 ) -> tuple[str, Entrant]:
     """How the form of a method that does best does against FedPMT; of several that are ahead, the furthest."""
-    judged, learned = [], measure.unit is None
-    base = None if learned else Estimate.of([measure.of(run) for run in ours])
+    judged, more = [], measure.unit is None  # a share: more of it is better
+    base = None if more else Estimate.of([measure.of(run) for run in ours])
     margin = 0.0 if base is None or not math.isfinite(base.mean) else -EVEN * base.mean
     for one in forms:
         members = found[one.partition, one.entrant.name]
-        finding = Finding("", "", one.entrant.name, OURS, measure.of, more=learned, margin=margin)
+        finding = Finding("", "", one.entrant.name, OURS, measure.of, more=more, margin=margin)
         verdict, _ = finding.verdict(members, ours)
         estimate = Estimate.of([measure.of(run) for run in members])
-        mean = -math.inf if estimate is None else estimate.mean if finding.more else -estimate.mean
+        mean = -math.inf if estimate is None else estimate.mean if more else -estimate.mean
         judged.append(((verdict == SEEN, verdict == OPEN, mean), verdict, one.entrant))
     _, verdict, entrant = max(judged, key=lambda one: one[0])
     return verdict, entrant

@@ -133,8 +133,7 @@ def serve(
 
 def refuse_unseen(method: Method[Any, Any], name: str, problem: Problem) -> None:
     """Refuse what the server would need devices' samples for, where only the nodes have them."""
-    buffers = any(layer.buffers for layer in problem.model.structure.layers)
-    if buffers and method.finds_statistics and isinstance(problem.data, NodeData):
+    if problem.model.structure.buffers and method.finds_statistics and isinstance(problem.data, NodeData):
         raise SettingError(
             f"{name}.norm = 'static' is refused: BatchNorm statistics would be found on data that only the nodes "
             f"have (set {name}.norm=averaged or frozen)"

@@ -32,9 +32,9 @@ class Nested:
     @classmethod
     def first(cls, prototype: Prototype, nets: Sequence[Part]) -> Nested:
         """Before training every width has the statistics that the model came with."""
-        from fedpmt.training.widths import buffers_of, statistics_of
+        from fedpmt.training.widths import statistics_of
 
-        buffers = buffers_of(prototype.structure)
+        buffers = prototype.structure.buffers
         statistics = {
             statistics_of(level): {name: take(prototype.tensors[name], net.sent[name]) for name in buffers}
             for level, net in enumerate(nets, start=1)

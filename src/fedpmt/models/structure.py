@@ -81,6 +81,11 @@ class Structure:
         return tuple(name for layer in self.layers for name in layer.parameters)
 
     @property
+    def buffers(self) -> tuple[str, ...]:
+        """All buffers, in order of the layers."""
+        return tuple(name for layer in self.layers for name in layer.buffers)
+
+    @property
     def tensors(self) -> tuple[str, ...]:
         """All tensors that travel, first layer first."""
         return tuple(name for layer in self.layers for name in layer.tensors)

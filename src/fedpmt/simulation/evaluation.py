@@ -61,7 +61,7 @@ def with_statistics(
     executor: Executor, predictor: Predictor, structure: Structure, shards: Iterable[Examples]
 ) -> Predictor:
     """The same model with BatchNorm statistics of these samples: the mean over batches, each counting the same."""
-    buffers = [name for layer in structure.layers for name in layer.buffers]
+    buffers = structure.buffers
     if not buffers:
         return predictor
 

@@ -201,7 +201,7 @@ class LocalWork(Generic[D]):
             for name in parameters_in_order(model.structure, parameters)
         }
         # The forward pass writes to the buffers of layers in training mode, whether they are sent back or not.
-        buffers = {name for layer in model.structure.layers for name in layer.buffers}
+        buffers = set(model.structure.buffers)
         fixed = {
             name: tensor.clone() if name in buffers else tensor
             for name, tensor in local.items()

@@ -77,8 +77,7 @@ class ScaledWork(LocalWork[None]):
     def _normed(self, structure: Structure) -> set[str | None]:
         """The channels of which running statistics are kept."""
         axes = structure.require_axes("scaling")
-        buffers = (name for layer in structure.layers for name in layer.buffers)
-        return {axis.group for name in buffers for axis in axes.tensors.get(name, ())}
+        return {axis.group for name in structure.buffers for axis in axes.tensors.get(name, ())}
 
     def absent(self, part: Part, structure: Structure) -> np.ndarray | None:
         """The classes whose rows of the classifier the part does not train."""

@@ -26,11 +26,6 @@ def statistics_of(level: int) -> str:
     return f"statistics {level}"
 
 
-def buffers_of(structure: Structure) -> list[str]:
-    """All BatchNorm statistics of a model."""
-    return [name for layer in structure.layers for name in layer.buffers]
-
-
 @dataclass(frozen=True)
 class WidthsWork(LocalWork[None]):
     """What methods with nets inside nets share: each width's BatchNorm statistics go down and up by themselves."""
@@ -58,7 +53,7 @@ class WidthsWork(LocalWork[None]):
         return super().download_bytes(part, structure) + statistics_bytes(part, structure)
 
     def upload(self, part: Part, structure: Structure) -> dict[str, Shapes]:
-        buffers = buffers_of(structure)
+        buffers = structure.buffers
         statistics = {
             statistics_of(level): travelling_shapes(
                 {name: one.sent[name] for name in buffers}, structure.shapes
@@ -74,7 +69,7 @@ def statistics_bytes(part: Part, structure: Structure) -> int:
     return FLOAT_BYTES * sum(
         size(one.sent[name], structure.shapes[name])
         for one in (*part.inner, part)
-        for name in buffers_of(structure)
+        for name in structure.buffers
     )
 
 
