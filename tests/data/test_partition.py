@@ -38,7 +38,7 @@ def check_disjoint(split: Partition, devices: int, samples: int, total: int) -> 
 @given(
     devices=st.integers(1, 12), samples=st.integers(1, 12), spare=st.integers(0, 20), seed=st.integers(0, 9)
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_iid(devices: int, samples: int, spare: int, seed: int) -> None:
     total = devices * samples + spare
     check_disjoint(partition("iid", None, devices, samples, seed, total=total), devices, samples, total)
@@ -52,7 +52,7 @@ def test_iid(devices: int, samples: int, spare: int, seed: int) -> None:
     spare=st.integers(0, 5),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_dirichlet(devices: int, samples: int, classes: int, alpha: str, spare: int, seed: int) -> None:
     """Without spare samples every device after the first must cope with classes that are used up."""
     total = devices * samples + spare
@@ -120,7 +120,7 @@ def tight(draw: st.DrawFn) -> tuple[list[int], int, int, int]:
 
 
 @given(case=tight(), seed=st.integers(0, 99))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_dealing_succeeds_without_a_spare_sample(case: tuple[list[int], int, int, int], seed: int) -> None:
     supply, devices, samples, classes_each = case
     counts = deal(supply, devices, samples, classes_each, generator(seed, "test"))
@@ -153,7 +153,7 @@ def possible(supply: list[int], devices: int, samples: int, classes_each: int) -
     classes_each=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_dealing_fails_only_where_it_must(
     supply: list[int], devices: int, samples: int, classes_each: int, seed: int
 ) -> None:
@@ -171,7 +171,7 @@ def test_dealing_fails_only_where_it_must(
     samples=st.integers(5, 20),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_classes(classes_each: int, devices: int, samples: int, seed: int) -> None:
     targets = np.arange(5 * devices * samples) % 5 + 3  # labels need not start at 0
     split = partition(f"classes:{classes_each}", targets, devices, samples, seed)

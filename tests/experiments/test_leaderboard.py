@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpmt import api
@@ -230,7 +230,6 @@ def test_signs_tell_all_methods_apart() -> None:
 points = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=8)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no defect
 @given(st.dictionaries(st.sampled_from("abc"), points, min_size=1))
 def test_the_frontier_is_what_nobody_beats(tracks: dict[str, list[tuple[float, float]]]) -> None:
     every = {point for line in tracks.values() for point in line}
@@ -247,7 +246,6 @@ def test_the_frontier_is_what_nobody_beats(tracks: dict[str, list[tuple[float, f
     assert all((lead.spent, lead.accuracy) in tracks[lead.name] for lead in leads)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.floats(0, 1), max_size=20))
 def test_labels_keep_their_order_and_distance(wanted: list[float]) -> None:
     places = spread(wanted, 0.05, 0.0, 1.0)

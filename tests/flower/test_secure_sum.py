@@ -85,7 +85,7 @@ def summed(grid: InProcessGrid) -> SecureSum:
     st.sets(st.integers(1, 2**64 - 1), min_size=2, max_size=7),
     st.data(),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_what_is_opened_is_the_sum_of_those_who_sent_a_vector(nodes: set[int], data: Any) -> None:
     """Whoever leaves, wherever: the sum is exact, or it is not opened. With few neighbours and with many."""
     order = sorted(nodes)
@@ -272,7 +272,7 @@ def test_a_node_masks_one_vector_and_no_second_one() -> None:
         max_size=12,
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_mean_is_off_by_no_more_than_the_stated_bound(devices: list[tuple[int, list[float]]]) -> None:
     scale = Scale(reach=4.0, devices=len(devices), unit=float(max(weight for weight, _ in devices)))
     total = np.zeros(3, np.uint32)

@@ -86,7 +86,7 @@ def check(ours: Part, theirs: Part) -> None:
 
 
 @given(st.lists(parts(), min_size=1, max_size=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_parts_come_back_as_they_were(offer: list[Part]) -> None:
     read = decode_parts(*encode_parts(offer, STRUCTURE), STRUCTURE)
     assert len(read) == len(offer)

@@ -178,7 +178,7 @@ def test_what_the_user_fixes_no_budget_acts_on() -> None:
 
 @pytest.mark.parametrize("resource", RESOURCES)
 @pytest.mark.parametrize("name", PER_DEVICE)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(share=st.none() | st.floats(0.005, 1.0), device=st.integers(0, LEVELS - 1))
 def test_the_part_is_the_largest_within_the_budget(
     name: str, resource: str, share: float | None, device: int

@@ -290,7 +290,7 @@ def test_populations_that_do_not_fit_are_refused_in_one_line(
     with pytest.raises(SettingError) as refused:
         api.run("comet", out=tmp_path / "run", rounds=2)
     assert str(refused.value) == (
-        "devices = 50 is refused: comet keeps a net on each device, and 20 of 2.1 MB, twice, do not fit into the "
+        "devices = 50 is refused: comet keeps a net on each device, and 50 states of 2.1 MB do not fit into the "
         "0.0 GB that are free"
     )
     assert not (tmp_path / "run").exists()

@@ -62,7 +62,7 @@ def gamma(problem: dict[str, Any], chosen: dict[str, np.ndarray]) -> float:
 
 
 @given(st.data(), st.sampled_from([0.0, 0.3, 0.5]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_greedy_is_as_good_as_every_subset_tried(data: st.DataObject, drop: float) -> None:
     problem = dense_problem(data.draw, 5)
     found = rearranged(**problem, drop=drop, most=99)
@@ -97,7 +97,7 @@ def test_a_weight_that_is_worth_just_as_much_is_left_out() -> None:
 
 
 @given(st.data(), st.integers(0, 9))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_limit_stops_additions_but_takes_nothing_that_stays(data: st.DataObject, most: int) -> None:
     problem = dense_problem(data.draw, 5)
     free = rearranged(**problem, drop=0.4, most=99)

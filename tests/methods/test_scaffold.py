@@ -95,7 +95,7 @@ def test_two_rounds_by_hand(option: Any, expected: list[tuple[float, float, list
     assert 3 not in bench.kept
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_the_servers_variate_is_the_mean_of_all_others(data: st.DataObject) -> None:
     """After every round, whoever was asked and whichever replies were lost: c = 1/N Σ c_i."""
@@ -280,7 +280,7 @@ def test_option_two_is_the_mean_gradient_of_all_steps(monkeypatch: pytest.Monkey
     momentum=st.sampled_from([0.0, 0.3, 0.9]),
     rates=st.lists(st.floats(0.01, 0.5), min_size=2, max_size=3),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_momentum_and_learning_rate_do_not_change_what_is_measured(
     steps: int, momentum: float, rates: list[float]
 ) -> None:

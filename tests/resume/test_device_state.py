@@ -99,6 +99,25 @@ def test_an_accepted_state_replaces_the_one_before(tmp_path: Path) -> None:
     assert (store.read(12, 3), store.read(1, 3)) == (3, 3)
 
 
+def test_between_checkpoints_a_device_keeps_two_states(tmp_path: Path) -> None:
+    """The checkpoint's, which a resume needs, and the last accepted one, however often it is asked."""
+    store = DeviceStore(tmp_path)
+    store.write(5, 0, "of the checkpoint")
+    store.settle({5: 0})
+    for round_index in (1, 2, 3):
+        store.write(5, round_index, round_index)
+        store.write(6, round_index, round_index)
+        store.outdate({5: round_index, 6: 1})
+        assert (store.read(5, 0), store.read(5, round_index)) == ("of the checkpoint", round_index)
+        assert sorted(path.stem for path in tmp_path.rglob("*.safetensors")) == [
+            "5-0",
+            f"5-{round_index}",
+            "6-1",
+        ]
+    store.settle({5: 3, 6: 1})
+    assert sorted(path.stem for path in tmp_path.rglob("*.safetensors")) == ["5-3", "6-1"]
+
+
 def test_a_kill_leaves_nothing_that_counts(tmp_path: Path) -> None:
     """A new process drops what was written after the checkpoint, also of devices the checkpoint does not know."""
     before = DeviceStore(tmp_path)

@@ -111,16 +111,17 @@ def check_fit(settings: Settings, problem: Problem, method: Method[Any, Any], fo
             f"method = '{settings.method}' is refused: it needs targets that are classes 0, 1, ..."
         )
     each = method.kept_bytes({name: model.structure for name, model in problem.models.items()})
-    members = min(settings.devices, settings.rounds * math.ceil(settings.cohort * settings.over_select))
-    # The state before the last round stays until that one is accepted.
-    needed = 2 * each * members
+    cohort = min(settings.devices, math.ceil(settings.cohort * settings.over_select))
+    members = min(settings.devices, settings.rounds * cohort)
+    # A device's states of the last checkpoint and of its last round; a third while it takes part in another.
+    states = 2 * members + cohort
     free = shutil.disk_usage(
         next(path for path in (folder, *folder.absolute().parents) if path.exists())
     ).free
-    if needed > free:
+    if states * each > free:
         raise SettingError(
-            f"devices = {settings.devices} is refused: {settings.method} keeps a net on each device, and {members} of "
-            f"{each / 1e6:.1f} MB, twice, do not fit into the {free / 1e9:.1f} GB that are free"
+            f"devices = {settings.devices} is refused: {settings.method} keeps a net on each device, and {states} "
+            f"states of {each / 1e6:.1f} MB do not fit into the {free / 1e9:.1f} GB that are free"
         )
 
 

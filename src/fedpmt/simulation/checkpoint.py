@@ -104,7 +104,8 @@ class DeviceStore:
 
     def __init__(self, folder: Path, device: torch.device = CPU) -> None:
         self._folder, self._device = folder, device
-        self._touched: set[int] = set()
+        # Rounds that devices have written since the last checkpoint.
+        self._written: dict[int, list[int]] = {}
 
     def read(self, device: int, accepted_round: int | None) -> Any:
         """The state after this round; None before the first."""
@@ -117,22 +118,30 @@ class DeviceStore:
         path = self._path(device, round_index)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_value(path, value)
-        self._touched.add(device)
+        self._written.setdefault(device, []).append(round_index)
+
+    def outdate(self, accepted: Mapping[int, int]) -> None:
+        """Forget what was written since the last checkpoint and has been replaced: two states stay, at most."""
+        for device, rounds in self._written.items():
+            for round_index in rounds:
+                if round_index != accepted.get(device):
+                    self._path(device, round_index).unlink(missing_ok=True)
+            rounds[:] = [round_index for round_index in rounds if round_index == accepted.get(device)]
 
     def settle(self, accepted: Mapping[int, int]) -> None:
         """Forget every state but the accepted ones, once a checkpoint names those."""
-        for device in self._touched:
+        for device in self._written:
             keep = self._path(device, accepted[device]) if device in accepted else None
             for path in self._path(device, 0).parent.glob(f"{device}-*.safetensors"):
                 if path != keep:
                     path.unlink(missing_ok=True)
-        self._touched.clear()
+        self._written.clear()
 
     def recover(self, accepted: Mapping[int, int]) -> None:
         """Drop what was written after the checkpoint that names these rounds."""
         for leftover in self._folder.glob("*/.*"):
             leftover.unlink(missing_ok=True)
-        self._touched = {int(path.name.split("-")[0]) for path in self._folder.glob("*/*.safetensors")}
+        self._written = {int(path.name.split("-")[0]): [] for path in self._folder.glob("*/*.safetensors")}
         self.settle(accepted)
 
     def confirm(self, device: int, accepted: int | None, before: int) -> None:

@@ -190,6 +190,7 @@ class Journal:
         if self.stopped is not None or seconds >= self.federation.settings.checkpoint_seconds:
             self.checkpoint()
             self._written = time.monotonic()
+        self.federation.store.outdate(progress.accepted or {})
         return record
 
     def checkpoint(self) -> None:
