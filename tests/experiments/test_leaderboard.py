@@ -22,7 +22,7 @@ from fedpmt.data.partition import partition as split
 from fedpmt.data.public import hold_out
 from fedpmt.experiments import entrants
 from fedpmt.experiments.comparison import EXTRA, PRINTED
-from fedpmt.experiments.entrants import ENTRANTS, KNOWN, Contest, entrants_of
+from fedpmt.experiments.entrants import ENTRANTS, KNOWN, STRONGEST, Contest, entrants_of
 from fedpmt.experiments.frontier import best_table, drawn, frontier, spread, track, tracks_of
 from fedpmt.experiments.guide import NOT_YET, QUESTIONS, SPOT, documents_of, filled
 from fedpmt.experiments.leaderboard import RIVALS, _text, command_of, needs
@@ -173,6 +173,7 @@ def test_rivals_are_a_part_of_the_leaderboard() -> None:
 
 def test_the_command_makes_the_page_again() -> None:
     assert command_of(Contest([0], "embedded")) == "fedpmt leaderboard"
+    assert command_of(Contest([0], entrants=STRONGEST)) == "fedpmt leaderboard --strongest --data cifar10"
     contest = Contest([0, 1, 2], "cifar10", (IID,), 50, entrants_of(["fedpmt", "fedavg"]))
     assert command_of(contest) == (
         "fedpmt leaderboard fedpmt fedavg --data cifar10 --partition iid --rounds 50 --seeds 0-2"
@@ -183,6 +184,7 @@ def test_the_command_makes_the_page_again() -> None:
     ("flags", "said"),
     [
         (["fedpnt"], "did you mean 'fedpmt'"),
+        (["fedpmt", "--strongest"], "refused beside entrants"),
         (["--data", "cifar"], "did you mean 'cifar10'"),
         (["--data", "cifar10", "--quick"], "allowed: embedded"),
         (["--partition", "iid,classes"], "classes"),

@@ -94,6 +94,9 @@ def leaderboard(
         Path | None,
         typer.Option(help="A document, or a folder of them, whose marked spots are filled with the numbers."),
     ] = None,
+    strongest: Annotated[
+        bool, typer.Option("--strongest", help="Each method in its strongest form only, no variants.")
+    ] = False,
     quick: Quick = False,
     draw_only: DrawOnly = False,
 ) -> None:
@@ -106,14 +109,15 @@ def leaderboard(
         check_spec(one)
     if len(set(partitions)) < len(partitions):
         raise SettingError(f"partition = '{partition}' is refused: a split is named twice")
-    from fedpmt.experiments.entrants import Contest, entrants_of
+    from fedpmt.experiments.entrants import STRONGEST, Contest, entrants_of
     from fedpmt.experiments.guide import documents_of, fill
     from fedpmt.experiments.leaderboard import leaderboard as experiment
     from fedpmt.experiments.paper import Scope
 
-    contest = Contest(
-        numbers, data, tuple(partitions), rounds, entrants_of(entrants or []), quick=quick, data_dir=data_dir
-    )
+    if strongest and entrants:
+        raise SettingError("strongest is refused beside entrants that are named")
+    chosen = STRONGEST if strongest else entrants_of(entrants or [])
+    contest = Contest(numbers, data, tuple(partitions), rounds, chosen, quick=quick, data_dir=data_dir)
     documents = [] if guide is None else documents_of(guide, contest.data)
     library = _library(out, records, work, jobs)
     [artefact] = _produce(

@@ -135,6 +135,7 @@ ENTRANTS = (
 )
 """The paper's comparison table in its order, FedProx and IST; then variants."""
 
+STRONGEST = tuple(entrant for entrant in ENTRANTS if not entrant.variant)
 KNOWN = {entrant.name: entrant for entrant in ENTRANTS}
 
 

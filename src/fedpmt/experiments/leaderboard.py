@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedpmt import api
 from fedpmt.experiments.artefact import Artefact, Picture, Table
 from fedpmt.experiments.completion_time import CONFIDENCE
-from fedpmt.experiments.entrants import BUDGET, ENTRANTS, PERSONAL_TEST, Contest
+from fedpmt.experiments.entrants import BUDGET, ENTRANTS, PERSONAL_TEST, STRONGEST, Contest
 from fedpmt.experiments.findings import findings, findings_table
 from fedpmt.experiments.frontier import best_table, caption, draw
 from fedpmt.experiments.paper import (
@@ -54,7 +54,9 @@ def leaderboard(contest: Contest) -> Experiment:
 
 def command_of(contest: Contest) -> str:
     """What makes the page."""
-    named = [entrant.name for entrant in contest.entrants] if len(contest.entrants) < len(ENTRANTS) else []
+    named = [entrant.name for entrant in contest.entrants]
+    if tuple(contest.entrants) in (ENTRANTS, STRONGEST):
+        named = ["--strongest"] if tuple(contest.entrants) == STRONGEST else []
     words = [
         "fedpmt leaderboard",
         *named,
@@ -203,7 +205,7 @@ def _rivals(scope: Scope) -> Contest:
     return Contest(
         scope.seeds,
         "embedded" if scope.quick else "cifar10",
-        entrants=tuple(entrant for entrant in ENTRANTS if not entrant.exchanges and not entrant.variant),
+        entrants=tuple(entrant for entrant in STRONGEST if not entrant.exchanges),
         quick=scope.quick,
         data_dir=scope.data_dir,
     )
