@@ -176,6 +176,11 @@ class Contest:
         return self.rounds or (QUICK_ROUNDS if self.quick else ROUNDS[self.data])
 
     @property
+    def has_variants(self) -> bool:
+        """Whether a method takes part in more than one form."""
+        return any(entrant.variant for entrant in self.entrants)
+
+    @property
     def targets(self) -> tuple[float, ...]:
         """Accuracies to reach."""
         return TARGETS[self.data]

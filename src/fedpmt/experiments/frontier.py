@@ -203,14 +203,18 @@ CAPTIONS: dict[Against, str] = {
 }
 
 
-def caption(against: Against, seeds: str) -> str:
+def caption(contest: Contest, against: Against, seeds: str) -> str:
     """What stands under a chart."""
+    variants = ", and dotted those of its variants that touch the frontier" if contest.has_variants else ""
+    others = (
+        " † and hollow: what is evaluated is not one global model, which is another quantity; they are not on the "
+        "frontier."
+    )
     return (
-        f"{CAPTIONS[against]}, {seeds}: the strongest form of each method, and dotted those of its variants that touch "
-        "the frontier; symbols with intervals are where it ends. The grey band is the Pareto frontier, the best that "
-        "any form has for so much; bold names touch it. Curves are means over seeds and over the last "
-        f"{100 * TAIL:.0f} % of the evaluations. † and hollow: what is evaluated is not one global model, which is "
-        "another quantity; they are not on the frontier."
+        f"{CAPTIONS[against]}, {seeds}: the strongest form of each method{variants}; symbols with intervals are where "
+        "it ends. The grey band is the Pareto frontier, the best that any has for so much; bold names touch it. "
+        f"Curves are means over seeds and over the last {100 * TAIL:.0f} % of the evaluations."
+        f"{others if any(entrant.personal for entrant in contest.entrants) else ''}"
     )
 
 
@@ -248,9 +252,10 @@ def best_table(
                 }
             )
     what = {"seconds": "so much virtual time", "bytes": "so many uploaded bytes"}[against]
+    variants = "; variants take part" if contest.has_variants else ""
     note = (
-        "Amounts are shares of what FedPMT spends in all its rounds; variants take part. No method is played for "
-        "longer than these rounds, so the last rows favour those whose rounds are long."
+        f"Amounts are shares of what FedPMT spends in all its rounds{variants}. No method is played for longer than "
+        "these rounds, so the last rows favour those whose rounds are long."
     )
     return Table(
         f"The best for {what}", ("split, limit", "best", "accuracy, %", "FedPMT, %"), rows, note

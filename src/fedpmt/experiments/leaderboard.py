@@ -97,7 +97,9 @@ def page(library: Library, contest: Contest, name: str, title: str, command: str
         ],
         [
             Picture(
-                f"{name}-{kind}", draw(contest, found, every, against), caption(against, seeds_text(counts))
+                f"{name}-{kind}",
+                draw(contest, found, every, against),
+                caption(contest, against, seeds_text(counts)),
             )
             for against, kind in CHARTS
         ],

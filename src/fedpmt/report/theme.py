@@ -37,7 +37,7 @@ SIGNS = {
 RESERVED = {method: colour for method, (colour, _) in SIGNS.items()}
 """A method keeps its colour from one report to the next, whichever others are in it."""
 
-DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (9, 3), (3, 1, 1, 1, 1, 1))
+DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (6, 2, 1.5, 2), (1.5, 1.5), (9, 3), (3, 1, 1, 1, 1, 1))
 
 # Drawn in these colours, served as these variables: the page redefines them in the dark.
 VARIABLES = {
