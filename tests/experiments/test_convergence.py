@@ -38,7 +38,7 @@ def test_it_can_be_published(artefact: Artefact, tmp_path: Path, monkeypatch: py
     # The versions are known only where the package is installed.
     monkeypatch.setattr("fedpmt.experiments.artefact._versions", lambda: ["fedpmt 0"])
     paths = publish(artefact, tmp_path)
-    assert {path.suffix for path in paths} == {".md", ".json", ".png", ".pdf"}
+    assert {path.suffix for path in paths} == {".md", ".html", ".json", ".png", ".pdf"}
     page = (tmp_path / "convergence.md").read_text()
     assert "Theorem 1 does not cover this case" in page
     assert "fedpmt reproduce convergence" in page

@@ -426,7 +426,7 @@ def test_the_page_of_a_few_tiny_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         f"leaderboard-embedded-{chart}.{kind}" for chart in ("time", "uploads") for kind in ("png", "pdf")
     }
     assert {path.name for path in folder.iterdir()} == {
-        "records", "leaderboard-embedded.md", "leaderboard-embedded.json", *charts,
+        "records", *(f"leaderboard-embedded.{kind}" for kind in ("md", "html", "json")), *charts,
     }  # fmt: skip
     numbers = json.loads((folder / "leaderboard-embedded.json").read_text())
     rows = {row["entrant"]: row for row in numbers["rows"]}

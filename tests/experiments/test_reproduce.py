@@ -151,7 +151,9 @@ def test_figures_of_few_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert program(["reproduce", "completion-time", *flags]) == 0
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"records"} | {
-        f"{name}.{kind}" for name in ("accuracy", "completion-time") for kind in ("md", "json", "png", "pdf")
+        f"{name}.{kind}"
+        for name in ("accuracy", "completion-time")
+        for kind in ("md", "html", "json", "png", "pdf")
     }
     before = (tmp_path / "out" / "accuracy.md").read_bytes()
     assert program(["reproduce", "accuracy", *flags, "--draw-only"]) == 0

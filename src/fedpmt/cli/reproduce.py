@@ -58,15 +58,11 @@ def reproduce(
     chosen = NAMES if what == ALL else (what,)
     numbers = parse_seeds(seeds)
     from fedpmt.experiments.catalogue import EXPERIMENTS
-    from fedpmt.experiments.claims import write_verdicts
     from fedpmt.experiments.paper import Scope
 
     library = _library(out, records, work, jobs)
     scope = Scope(numbers, quick, data_dir)
     _produce([EXPERIMENTS[name] for name in chosen], library, scope, out, draw_only=draw_only)
-    verdicts = write_verdicts(out)
-    if verdicts is not None:
-        show.say(str(verdicts))
 
 
 def leaderboard(
@@ -138,8 +134,9 @@ def _library(out: Path, records: Path | None, work: Path | None, jobs: int) -> L
 def _produce(
     experiments: Sequence[Experiment], library: Library, scope: Scope, out: Path, *, draw_only: bool
 ) -> list[Artefact]:
-    """Play what is missing, then publish."""
+    """Play what is missing, publish, and list what the folder then has."""
     from fedpmt.experiments.artefact import publish
+    from fedpmt.experiments.claims import write_verdicts
     from fedpmt.experiments.library import name_of
 
     wanted = [settings for experiment in experiments for settings in experiment.runs(scope)]
@@ -152,6 +149,9 @@ def _produce(
     for artefact in made:
         for path in publish(artefact, out):
             show.say(str(path))
+    verdicts = write_verdicts(out)
+    if verdicts is not None:
+        show.say(str(verdicts))
     return made
 
 

@@ -1,4 +1,4 @@
-"""What an experiment publishes: a page of Markdown, its numbers as JSON, and figures as PNG and PDF."""
+"""What an experiment publishes: a page of Markdown and one of HTML, its numbers as JSON, figures as PNG and PDF."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import __version__
+from fedpmt.experiments.web import web_page
 from fedpmt.records import write_atomically
 from fedpmt.types import SettingError
 
@@ -76,21 +77,30 @@ class Artefact:
         parts = [f"# {self.title}", "", self.text.strip(), ""]
         for picture in self.pictures:
             parts += [f"![{picture.caption}]({picture.name}.png)", "", picture.caption, ""]
-        parts += [table.markdown() for table in self.tables]
-        if self.claims:
-            rows = [(claim.text, claim.verdict, claim.numbers, claim.varied) for claim in self.claims]
-            columns = ("claim", "verdict", "numbers", "varied")
-            parts.append(Table("What the paper says", columns, rows, words=True).markdown())
-        parts += [f"Made by `{self.command}` with {', '.join(_versions())}.", ""]
-        return "\n".join(parts)
+        parts += [table.markdown() for table in self.all_tables]
+        return "\n".join([*parts, self.origin, ""])
+
+    @property
+    def all_tables(self) -> list[Table]:
+        """Its tables, the last of them about the paper's claims."""
+        rows = [(claim.text, claim.verdict, claim.numbers, claim.varied) for claim in self.claims]
+        columns = ("claim", "verdict", "numbers", "varied")
+        judged = [Table("What the paper says", columns, rows, words=True)] if rows else []
+        return [*self.tables, *judged]
+
+    @property
+    def origin(self) -> str:
+        """What it was made by."""
+        return f"Made by `{self.command}` with {', '.join(_versions())}."
 
 
 def publish(artefact: Artefact, folder: Path) -> list[Path]:
-    """Write a page, its JSON and its figures; the files written."""
+    """Write its pages, its JSON and its figures; the files written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        paths = [folder / f"{artefact.name}.md", folder / f"{artefact.name}.json"]
+        paths = [folder / f"{artefact.name}.{kind}" for kind in ("md", "json", "html")]
         write_atomically(paths[0], artefact.markdown().encode())
+        write_atomically(paths[2], web_page(artefact).encode())
         numbers = {"command": artefact.command, "versions": _versions(), **artefact.values}
         if artefact.claims:
             numbers["claims"] = [claim.values() for claim in artefact.claims]

@@ -136,6 +136,7 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
     if any(entrant.method == "fedgkt" for entrant in contest.entrants):
         adam = "; but FedGKT's by Adam at its own rate, on both sides"
     return (
+        f"**Where FedPMT stands.**\n\n{verdicts or '- No run of it yet.'}\n\n"
         f"{seeds_text(counts)}, {contest.played} rounds on {contest.data}, {one.devices} devices of {speeds} speeds "
         f"with {one.samples} samples each, {one.cohort} a round. Budget `{BUDGET}`: on each level a method gets the "
         "largest part that takes no more `exact` operations than FedPMT's width there; where the budget cannot act on "
@@ -148,8 +149,7 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
         f"{100 * CONFIDENCE:.0f} % intervals. Time is virtual; bytes and operations are of all devices in "
         "all rounds, what is downloaded with index lists, masks and seeds; memory is the most that a device held. An "
         f"accuracy is reached where the mean over the last {100 * TAIL:.0f} % of the evaluations is there. A run that "
-        f"diverges counts as a guess, and reaches nothing.{personal}\n\n"
-        f"**Where FedPMT stands.**\n\n{verdicts or '- No run of it yet.'}\n"
+        f"diverges counts as a guess, and reaches nothing.{personal}"
     )
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from fedpmt.report.groups import group_runs
+from fedpmt.report.groups import clean, group_runs
+from fedpmt.report.stylesheet import STYLESHEET
 from fedpmt.report.theme import looks_of, new_figure, themed, to_svg
 
 if TYPE_CHECKING:
@@ -33,6 +34,26 @@ class Material:
         """Group the runs and give each group its look."""
         groups = group_runs(runs)
         return cls(tuple(runs), groups, looks_of(groups), tuple(targets))
+
+
+def document(title: str, header: str, sections: Mapping[str, tuple[str, str]], footer: str) -> str:
+    """A whole page: its header, links to its sections, and these; each has a name, a title and a body of HTML."""
+    links = "".join(
+        f'<li><a href="#{name}">{escape(heading)}</a></li>' for name, (heading, _) in sections.items()
+    )
+    return "\n".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            # An empty icon: else a browser asks the server for one.
+            '<link rel="icon" href="data:,">',
+            f"<title>{escape(clean(title))}</title>\n<style>\n{STYLESHEET}</style>\n</head>\n<body>",
+            header,
+            f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n<main>',
+            *(body for _, body in sections.values()),
+            f"</main>\n<footer><p>{footer}</p></footer>\n</body>\n</html>\n",
+        ]
+    )
 
 
 def section(identity: str, title: str, *parts: str) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from fedpmt.report.groups import clean, require_runs
-from fedpmt.report.markup import Material
+from fedpmt.report.groups import require_runs
+from fedpmt.report.markup import Material, document
 from fedpmt.report.pictures import accuracy_section, breakdown_section, busy_section, layers_section
 from fedpmt.report.results import budget_section, summary_section, targets_section
 from fedpmt.report.sections import header, how_section, settings_section
-from fedpmt.report.stylesheet import STYLESHEET
 from fedpmt.report.tables import default_targets, write_csv, write_file
 from fedpmt.types import SettingError
 
@@ -73,18 +71,5 @@ def page(
         settings_section(material),
         how_section(material),
     ]
-    shown = {name: body for name, body in zip(SECTIONS, sections, strict=True) if body}
-    links = "".join(f'<li><a href="#{name}">{escape(SECTIONS[name])}</a></li>' for name in shown)
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            # An empty icon: else a browser asks the server for one.
-            '<link rel="icon" href="data:,">',
-            f"<title>{escape(clean(title))}</title>\n<style>\n{STYLESHEET}</style>\n</head>\n<body>",
-            header(material, title),
-            f'<nav aria-label="Sections"><ul>{links}</ul></nav>\n<main>',
-            *shown.values(),
-            "</main>\n<footer><p>Drawn by fedpmt from the records of its runs.</p></footer>\n</body>\n</html>\n",
-        ]
-    )
+    shown = {name: (SECTIONS[name], body) for name, body in zip(SECTIONS, sections, strict=True) if body}
+    return document(title, header(material, title), shown, "Drawn by fedpmt from the records of its runs.")

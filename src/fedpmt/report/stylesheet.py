@@ -100,6 +100,7 @@ td.best { font-weight: 700; }
 .none { color: var(--muted); }
 table.pair { max-width: 40rem; }
 table.left td, table.left th { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+table.words td, table.words th { text-align: left; white-space: normal; overflow-wrap: break-word; }
 details { border-top: 1px solid var(--line); padding: .7rem 0; }
 details:last-of-type { padding-bottom: 0; }
 summary { cursor: pointer; font-weight: 600; }

@@ -1,0 +1,96 @@
+"""What holds for every page of HTML that is written."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+import matplotlib.image
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """Checks that tags close in order and keeps what a test asks for."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags = Counter[str]()
+        self.ids = Counter[str]()
+        self.addresses: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        for name, value in attrs:
+            assert not name.startswith("on"), name
+            if name == "id":
+                self.ids[value or ""] += 1
+            if name in ("src", "href", "xlink:href", "action", "srcset"):
+                self.addresses.append(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, tag
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+
+def read(text: str, files: frozenset[str] = frozenset()) -> Reader:
+    """A well-formed page that asks for nothing but these files beside it."""
+    found = Reader(text)
+    assert [identity for identity, count in found.ids.items() if count > 1] == []
+    anchors = {address[1:] for address in found.addresses if address.startswith("#")}
+    assert anchors <= set(found.ids)
+    assert {address for address in found.addresses if not address.startswith("#")} <= {"data:,", *files}
+    without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+    assert "http:" not in without_names
+    assert "https:" not in without_names
+    assert "@import" not in text
+    assert found.tags["script"] == 0
+    return found
+
+
+def shown_by_a_browser(path: Path, sections: Iterable[str], *, width: int, dark: bool) -> None:
+    """Headless Chromium finds the sections and paints the page, in the colours that the reader prefers."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium")
+    common = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
+        "--hide-scrollbars", f"--user-data-dir={path.parent / 'profile'}", f"--window-size={width},3000",
+        *(["--blink-settings=preferredColorScheme=0"] if dark else []),
+    ]  # fmt: skip
+    dumped = subprocess.run(
+        [*common, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    for identity in sections:
+        assert f'<section id="{identity}"' in dumped.stdout
+    picture = path.with_suffix(".png")
+    subprocess.run(
+        [*common, f"--screenshot={picture}", path.as_uri()], capture_output=True, timeout=120, check=True
+    )
+    pixels = matplotlib.image.imread(picture)[..., :3]
+    assert pixels.shape[:2] == (3000, width)
+    assert len({tuple(pixel) for pixel in pixels[::7, ::7].reshape(-1, 3).tolist()}) > 50
+    assert (pixels[5, 5].mean() < 0.3) == dark
