@@ -38,17 +38,24 @@ if TYPE_CHECKING:
     from fedpmt.settings import Settings
 
 NONE = "-"
+DATA_TITLES = {
+    "embedded": "embedded images",
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+}
 CHARTS: tuple[tuple[Against, str], ...] = (("seconds", "time"), ("bytes", "uploads"))
 
 
 def leaderboard(contest: Contest) -> Experiment:
     """The contest as an experiment."""
     name = f"leaderboard-{contest.data}"
+    title = f"All methods under one budget: {DATA_TITLES[contest.data]}"
     return Experiment(
         name,
         "all methods under one budget",
         lambda _: contest.runs(),
-        lambda library, _: page(library, contest, name, "All methods under one budget", command_of(contest)),
+        lambda library, _: page(library, contest, name, title, command_of(contest)),
     )
 
 
