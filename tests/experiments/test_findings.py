@@ -11,10 +11,12 @@ import pytest
 from fedpmt.experiments.entrants import KNOWN
 from fedpmt.experiments.findings import (
     FINDINGS,
+    LIKELY,
     NOT_SEEN,
     OPEN,
     SEEN,
     UNKNOWN,
+    UNLIKELY,
     Finding,
     findings,
     jumps,
@@ -42,6 +44,9 @@ def ended(*accuracies: float) -> list[RunRecord]:
         ((0.8, 0.81, 0.82), (0.7, 0.71, 0.72), SEEN),
         ((0.7, 0.71, 0.72), (0.8, 0.81, 0.82), NOT_SEEN),
         ((0.8, 0.70, 0.75), (0.7, 0.80, 0.74), OPEN),
+        ((0.8, 0.71, 0.75), (0.7, 0.70, 0.70), LIKELY),
+        ((0.7, 0.70, 0.70), (0.8, 0.71, 0.75), UNLIKELY),
+        ((0.8, 0.7), (0.8, 0.7), OPEN),
         ((0.8,), (0.7,), SEEN),
         ((0.7,), (0.8,), NOT_SEEN),
         ((), (0.8,), UNKNOWN),
@@ -63,6 +68,18 @@ def test_who_never_reaches_the_target_is_behind() -> None:
     # At 20 s and after 200 bytes; with 1.2 already at 10 s.
     assert [reached_seconds(one) for one in ended(0.6, 1.2)] == [20.0, 10.0]
     assert [reached_bytes(one) for one in ended(0.6, 1.2)] == [200.0, 100.0]
+
+
+def test_what_is_not_there_can_also_say_nothing() -> None:
+    """Never reached is behind; what a run that broke off would have spent is not known."""
+    firsts, seconds = ended(0.5, 0.5, 0.5), ended(0.5, 0.5, 0.5)
+    told: dict[int, float | None] = {
+        id(run): spent for run, spent in zip(firsts, (1.0, None, 3.0), strict=True)
+    }
+    told |= {id(run): spent for run, spent in zip(seconds, (2.0, 4.0, 4.0), strict=True)}
+    for reaches, verdict in ((True, OPEN), (False, SEEN)):
+        finding = Finding("", "", "a", "b", lambda run: told[id(run)], reaches=reaches)
+        assert finding.verdict(firsts, seconds) == (verdict, "2 of 3")
 
 
 def test_one_of_several_seeds_decides_nothing() -> None:

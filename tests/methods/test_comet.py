@@ -75,6 +75,54 @@ def test_one_cluster_is_the_mean_of_all_answers() -> None:
     torch.testing.assert_close(state.tensors[CENTROIDS][0], mean)
 
 
+def test_two_rounds_with_one_cluster_by_hand() -> None:
+    """C = 1 is co-distillation towards the mean: one batch, so the second round is one step, written out here."""
+    bench = Bench(Comet(clusters=1, pull=2.0), batch=12)
+    first = {device: bench.work(device, count=12) for device in range(2)}
+    bench.state = bench.method.aggregate(
+        bench.state, [reply for reply, _ in first.values()], bench.round(0)
+    ).state
+    mean = sum(reply.tensors[ANSWERS][ANSWERS] for reply, _ in first.values()) / 2
+    for device, (_, own) in first.items():
+        tensors = {name: tensor.clone().requires_grad_() for name, tensor in own.tensors.items()}
+        data = samples(12, seed=device)
+        loss = torch.nn.functional.cross_entropy(
+            bench.model.forward(tensors, torch.as_tensor(data.inputs)), torch.as_tensor(data.targets)
+        )
+        said = torch.softmax(bench.model.forward(tensors, bench.public.inputs), dim=1)
+        loss = loss + 2.0 * (said - mean).square().sum(dim=1).mean()
+        gradients = torch.autograd.grad(loss, list(tensors.values()))
+        _, after = bench.work(device, 1, count=12, own=own)
+        for (name, before), gradient in zip(tensors.items(), gradients, strict=True):
+            by_hand = before.detach() - bench.settings.learning_rate * gradient
+            torch.testing.assert_close(after.tensors[name], by_hand, rtol=1e-4, atol=1e-5)
+
+
+def test_a_cap_that_pays_for_no_clusters_leaves_those_that_there_are() -> None:
+    bench = Bench(Comet())
+    arrived = [bench.reply(device) for device in range(4)]
+    step = bench.method.aggregate(bench.state, arrived, bench.round(0))
+    least = step.server_operations / Comet().restarts
+    poor = replace(bench.round(1), at_hand=replace(bench.round(1).server, budget=least / 2))
+    left = bench.method.aggregate(step.state, arrived, poor)
+    assert left.state == step.state
+    assert (left.server_operations, left.metrics["server_steps"]) == (0.0, 0.0)
+
+
+def test_a_step_pays_for_the_public_samples_that_it_has() -> None:
+    """5 asked about and a batch of 10: half a batch more, and no update."""
+    settings = api.settings_of({"method": "comet", "batch": 10})
+    problem = api.paper_problem_of(settings)
+    price = make_price(settings, problem)
+    structure = problem.model.structure
+    net = thinned(structure, structure.require_axes(""), 0.5)
+    bench = Bench(Comet(asked=5))
+    state = replace(bench.state, structure=structure, public=400, batch=10)
+    part = bench.method.part(state, net, 20, replace(bench.round(1), price=price), centroids=3)
+    cost = price(net)
+    assert part.beside.step == pytest.approx((cost.operations - cost.update) / 2)
+
+
 def test_bytes_do_not_depend_on_the_net() -> None:
     """Up |U_t| · classes numbers, down C times as many, for a wide net and a narrow one."""
     bench = Bench(Comet(clusters=2))
@@ -301,4 +349,3 @@ def test_populations_that_do_not_fit_are_refused_in_one_line(
 def test_wrong_settings_are_refused(key: str, value: float) -> None:
     with pytest.raises(SettingError, match=f"comet.{key} = '{value}' is refused"):
         Comet(**{key: value})  # type: ignore[arg-type]
-    assert GLOBAL

@@ -47,6 +47,19 @@ def test_no_steps_are_fedavg_of_each_prototype_by_itself() -> None:
             torch.testing.assert_close(tensor, mean, rtol=1e-5, atol=1e-6)
 
 
+def test_one_net_for_all_is_whole_whatever_the_budget() -> None:
+    """FedDF's main experiments: without distillation they are FedAvg."""
+    bench = Bench(FedDF(nets="one", steps=0))
+    arrived = mixed(bench)
+    assert {reply.part.label for reply in arrived} == {WIDEST}
+    assert bench.method.action("operations") == "none"
+    assert FedDF().action("operations") == "device"
+    state = bench.method.aggregate(bench.state, arrived, bench.round(0)).state
+    for name, tensor in state.tensors.items():
+        mean = sum(reply.tensors[MODEL][name] for reply in arrived) / len(arrived)
+        torch.testing.assert_close(tensor, mean, rtol=1e-5, atol=1e-6)
+
+
 def test_prototypes_do_not_share_weights() -> None:
     """What narrow devices train does not move the widest net where the server does not distil."""
     bench = Bench(FedDF(steps=0))

@@ -90,6 +90,12 @@ def leaderboard(
         Path | None,
         typer.Option(help="A document, or a folder of them, whose marked spots are filled with the numbers."),
     ] = None,
+    case: Annotated[
+        str,
+        typer.Option(
+            help="Another situation, on embedded data: even (a fleet of two speeds) or deadline (15 s a round)."
+        ),
+    ] = "",
     strongest: Annotated[
         bool, typer.Option("--strongest", help="Each method in its strongest form only, no variants.")
     ] = False,
@@ -113,14 +119,16 @@ def leaderboard(
     if strongest and entrants:
         raise SettingError("strongest is refused beside entrants that are named")
     chosen = STRONGEST if strongest else entrants_of(entrants or [])
-    contest = Contest(numbers, data, tuple(partitions), rounds, chosen, quick=quick, data_dir=data_dir)
-    documents = [] if guide is None else documents_of(guide, contest.data)
+    contest = Contest(
+        numbers, data, tuple(partitions), rounds, chosen, quick=quick, data_dir=data_dir, case=case
+    )
+    documents = [] if guide is None else documents_of(guide, contest.key)
     library = _library(out, records, work, jobs)
     [artefact] = _produce(
         [experiment(contest)], library, Scope(numbers, quick, data_dir), out, draw_only=draw_only
     )
     for document in documents:
-        fill(document, data, artefact.values)
+        fill(document, contest.key, artefact.values)
         show.say(str(document))
 
 

@@ -48,6 +48,27 @@ CAPITALS = {"scaffold": "SCAFFOLD", "comet": "COMET"}
 PERSONAL_EVERY, PERSONAL_TEST = 4, 1_000
 """Nets of a hundred devices are tested where others have one: so many times less often, each on so many samples."""
 
+
+@dataclass(frozen=True)
+class Case:
+    """A situation that is another than the contest's own: the paper's fleet, and no deadline."""
+
+    about: str
+    fleet: str  # what stands in the page's first sentence
+    widths: int | None = None  # |I|, as many levels of speed; None: the net's largest
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "even": Case("an even fleet", "", widths=2),
+    "deadline": Case(
+        "a deadline",
+        " A round ends after 15 s, just above FedPMT's longest; what comes later is lost.",
+        settings={"deadline": 15.0},
+    ),
+}
+"""Of embedded images. The even fleet is the paper's with |I| = 2: no device is slower than half of the fastest."""
+
 Found = dict[tuple[str, str], list["RunRecord"]]  # partition and entrant's name -> its seeds
 
 
@@ -105,6 +126,28 @@ ENTRANTS = (
     Entrant("fedrolex", "scaler and masked cross-entropy"),
     Entrant("fedprox", "μ = 1, fewer steps on weak devices"),
     Entrant("ist", "two sub-nets, scaled outputs"),
+    Entrant(
+        "feddf",
+        "as FedDF, without distillation: each prototype's own mean",
+        {"steps": 0},
+        "no-distillation",
+        exchanges=True,
+    ),
+    Entrant(
+        "feddf",
+        "as FedDF's main experiments: one net for all devices, on which a budget does not act",
+        {"nets": "one"},
+        "one-net",
+        exchanges=True,
+    ),
+    Entrant(
+        "comet",
+        "as COMET, λ = 0: every device for itself, with all of its budget",
+        {"pull": 0.0, "asked": 1},
+        "alone",
+        exchanges=True,
+        personal=True,
+    ),
     Entrant("feddrop", "as FedDrop, activations as they are", {"scope": "all"}, "unscaled"),
     Entrant(
         "fjord",
@@ -158,12 +201,26 @@ class Contest:
     entrants: Sequence[Entrant] = ENTRANTS
     quick: bool = False  # a fifth of the rounds, and evaluated in each
     data_dir: Path | None = None
+    case: str = ""  # one of CASES; empty: the contest's own
 
     def __post_init__(self) -> None:
         if self.data not in TASK:
             raise SettingError.unknown("data", self.data, TASK)
         if self.quick and self.data != "embedded":
             raise SettingError(f"data = '{self.data}' is refused with quick (allowed: embedded)")
+        if self.case and self.case not in CASES:
+            raise SettingError.unknown("case", self.case, CASES)
+        if self.case and self.data != "embedded":
+            raise SettingError(f"data = '{self.data}' is refused with case (allowed: embedded)")
+
+    @property
+    def key(self) -> str:
+        """Names its pages, and the spots of documents that are about it.
+
+        >>> Contest([0], "embedded", case="even").key
+        'embedded-even'
+        """
+        return f"{self.data}-{self.case}" if self.case else self.data
 
     @property
     def task(self) -> str:
@@ -214,8 +271,12 @@ class Contest:
             "partition_seed": seed,
             **api.HELD_OUT,
         }
+        case = CASES.get(self.case)
+        if case is not None:
+            more |= case.settings
         scope = Scope(self.seeds, quick=self.data == "embedded", data_dir=self.data_dir)
-        chosen = scope.settings(entrant.method, self.task, partition, seed, net(self.task).widths[0], **more)
+        widths = (case.widths if case else None) or net(self.task).widths[0]
+        chosen = scope.settings(entrant.method, self.task, partition, seed, widths, **more)
         return api.settings_of(chosen.model_dump())
 
     def runs(self) -> list[Settings]:

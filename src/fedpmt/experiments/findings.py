@@ -25,6 +25,8 @@ TARGETS = {IID: 0.5, TWO_CLASSES: 0.4}
 
 PANELS = (IID, TWO_CLASSES)
 SEEN, NOT_SEEN, OPEN, UNKNOWN = "seen", "not seen", "within noise", "not decided"
+LIKELY, UNLIKELY = "in every seed, not surely", "in no seed, not surely"
+"""Seeds agree, but are too few or too far apart for the interval to leave zero out."""
 
 
 def reached(run: RunRecord) -> Milestone | None:
@@ -69,6 +71,7 @@ class Finding:
     more: bool = False  # whether more is better
     panels: tuple[str, ...] = PANELS
     margin: float = 0.0  # by which the first may fall behind; below 0: by how much it must be ahead
+    reaches: bool = True  # whether a number that is not there was never reached, or says nothing
 
     def verdict(self, firsts: Sequence[RunRecord], seconds: Sequence[RunRecord]) -> tuple[str, str]:
         """Whether it is seen, and in how many of the seeds, from runs of the same seeds.
@@ -82,7 +85,7 @@ class Finding:
             if other is None:
                 continue
             mine, theirs = self.measure(run), self.measure(other)
-            if mine is None and theirs is None:
+            if (mine is None and theirs is None) or (not self.reaches and None in (mine, theirs)):
                 continue
             # What was never reached is behind everything that was.
             lead = math.inf if theirs is None else -math.inf if mine is None else theirs - mine
@@ -95,12 +98,25 @@ class Finding:
         text = f"{sum(lead > 0 for lead in leads)} of {seeds}"
         if len(leads) == 1 < seeds:
             return OPEN, text
-        estimate = Estimate.of(leads) if all(map(math.isfinite, leads)) else None
-        if estimate is not None:
-            undecided = len(leads) > 1 and estimate.half >= abs(estimate.mean)
-            return (OPEN if undecided else SEEN if estimate.mean > 0 else NOT_SEEN), text
-        sides = {lead > 0 for lead in leads}
-        return (OPEN if len(sides) > 1 else SEEN if sides == {True} else NOT_SEEN), text
+        return judged(leads), text
+
+
+def judged(leads: Sequence[float]) -> str:
+    """By the interval of the mean lead; where that reaches to both sides, by whether the seeds agree.
+
+    >>> judged([3.0, 3.1, 2.9]), judged([3.0, 1.0, 8.0]), judged([3.0, -1.0, 8.0])
+    ('seen', 'in every seed, not surely', 'within noise')
+    """
+    # Nothing can be averaged with what was never reached: then all seeds must agree.
+    estimate = Estimate.of(leads) if all(map(math.isfinite, leads)) else None
+    mean = leads[0] if estimate is None else estimate.mean
+    agreed = all(lead > 0 for lead in leads) or all(lead < 0 for lead in leads)
+    sure = agreed if estimate is None else estimate.half < abs(mean)
+    if len(leads) == 1 or sure:
+        return SEEN if mean > 0 else NOT_SEEN
+    if not agreed:
+        return OPEN
+    return LIKELY if mean > 0 else UNLIKELY
 
 
 FINDINGS = (
@@ -144,7 +160,9 @@ FINDINGS = (
         final,
         more=True,
     ),
-    Finding("FedDF", "FedDF needs fewer rounds than FedAvg", "feddf", "fedavg", reached_rounds),
+    Finding(
+        "FedDF", "FedDF on one net needs fewer rounds than FedAvg", "feddf:one-net", "fedavg", reached_rounds
+    ),
     Finding(
         "FedGen",
         "FedGen ends above FedAvg",
@@ -187,8 +205,9 @@ def findings_table(judged: list[dict[str, str]]) -> Table:
     ]
     targets = ", ".join(f"{100 * target:.0f} % {PARTITIONS[split]}" for split, target in TARGETS.items())
     note = (
-        f"Seen, not seen: by the mean over seeds. {OPEN.capitalize()}: the {100 * CONFIDENCE:.0f} % interval of the "
-        "difference on equal seeds reaches to both sides, or only one of several seeds says anything. "
+        f"Seen, not seen: by the mean over seeds, where the {100 * CONFIDENCE:.0f} % interval of the difference on "
+        f"equal seeds leaves zero out. Not surely: it does not, but all seeds agree. {OPEN.capitalize()}: seeds "
+        "disagree, or only one of several says anything. "
         f"{UNKNOWN.capitalize()}: neither reached the target, or a run is not there. The target ({targets}) is reached "
         f"where the mean over the last {100 * TAIL:.0f} % of the evaluations is there. No finding of SlimFL's paper "
         "applies: they are about channels that lose messages, and nobody's does here but that of its row with fading."

@@ -1,8 +1,9 @@
 """Documents' marked spots, filled with what the leaderboard measured.
 
-    <!-- measured: DATA SPLIT QUESTION -->words<!-- end -->
+    <!-- measured: CONTEST SPLIT QUESTION -->words<!-- end -->
 
-A question is one of those below, or a method's name: what it came to.
+A contest is named after its data, and its case (`embedded-even`). A question is one of those below, or a method's
+name: what it came to.
 
 The words are made from the numbers alone, so that a guide never says more than was measured.
 """
@@ -37,37 +38,37 @@ Question = Callable[[Mapping[str, Any], str], str]
 """Of all numbers and a split; no words where nothing was measured."""
 
 
-def documents_of(guide: Path, data: str) -> list[Path]:
-    """The file, or the Markdown files of the folder, with spots of this data set."""
+def documents_of(guide: Path, contest: str) -> list[Path]:
+    """The file, or the Markdown files of the folder, with spots of this contest."""
     files = sorted(guide.rglob("*.md")) if guide.is_dir() else [guide]
     try:
         found = [
             file
             for file in files
-            if any(about == data for _, about, *_ in SPOT.findall(file.read_text(encoding="utf-8")))
+            if any(about == contest for _, about, *_ in SPOT.findall(file.read_text(encoding="utf-8")))
         ]
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"guide = '{guide}' cannot be read ({error})") from error
     if not found:
-        raise SettingError(f"guide = '{guide}' is refused: it has no spot for what is measured on {data}")
+        raise SettingError(f"guide = '{guide}' is refused: it has no spot for what is measured on {contest}")
     return found
 
 
-def fill(document: Path, data: str, numbers: Mapping[str, Any]) -> None:
-    """Fill the spots of this data set in a file."""
+def fill(document: Path, contest: str, numbers: Mapping[str, Any]) -> None:
+    """Fill the spots of this contest in a file."""
     try:
         text = document.read_text(encoding="utf-8")
-        write_atomically(document, filled(text, data, numbers).encode())
+        write_atomically(document, filled(text, contest, numbers).encode())
     except OSError as error:
         raise SettingError(f"guide = '{document}' cannot be filled ({error})") from error
 
 
-def filled(text: str, data: str, numbers: Mapping[str, Any]) -> str:
-    """The text with its spots of this data set filled; those of others stay as they are."""
+def filled(text: str, contest: str, numbers: Mapping[str, Any]) -> str:
+    """The text with its spots of this contest filled; those of others stay as they are."""
 
     def words(spot: re.Match[str]) -> str:
         opening, about, partition, question, _, closing = spot.groups()
-        if about != data:
+        if about != contest:
             return spot.group()
         if question not in ANSWERS:
             raise SettingError.unknown("question of the guide", question, ANSWERS)
@@ -147,13 +148,18 @@ def lean(numbers: Mapping[str, Any], partition: str) -> str:
 
 
 def public(numbers: Mapping[str, Any], partition: str) -> str:
-    """What public data buys."""
+    """What public data buys: the best with it, the same method without distilling, and the best without that keeps as
+    well to the budget.
+    """
     rows = rows_of(numbers, partition)
-    with_data = [row for row in rows if numbers["needs"][row["entrant"]]["data"]]
-    without = [row for row in rows if not numbers["needs"][row["entrant"]]["data"]]
-    if not with_data or not without:
+    holds = [row for row in rows if numbers["needs"][row["entrant"]]["data"]]
+    distils, plain = ([row for row in holds if bool(row["server_operations"]) == on] for on in (True, False))
+    if not distils:
         return ""
-    return f"best with it: {told(with_data[0])}; best without: {told(without[0])}"
+    best = distils[0]
+    without = [row for row in rows if row not in holds and row["over_budget"] <= best["over_budget"]]
+    words = [f"best with it: {told(best)}", *(told(row) for row in plain[:1])]
+    return "; ".join([*words, *(f"best without: {told(row)}" for row in without[:1])])
 
 
 def of_devices(evaluates: str) -> Question:

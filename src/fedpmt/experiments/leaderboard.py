@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 from fedpmt import api
 from fedpmt.experiments.artefact import Artefact, Picture, Table
 from fedpmt.experiments.completion_time import CONFIDENCE
-from fedpmt.experiments.entrants import BUDGET, ENTRANTS, PERSONAL_TEST, STRONGEST, Contest
+from fedpmt.experiments.entrants import (
+    BUDGET,
+    CASES,
+    ENTRANTS,
+    PERSONAL_EVERY,
+    PERSONAL_TEST,
+    STRONGEST,
+    Contest,
+)
 from fedpmt.experiments.findings import findings, findings_table
 from fedpmt.experiments.frontier import best_table, caption, draw
 from fedpmt.experiments.paper import (
@@ -49,8 +57,10 @@ CHARTS: tuple[tuple[Against, str], ...] = (("seconds", "time"), ("bytes", "uploa
 
 def leaderboard(contest: Contest) -> Experiment:
     """The contest as an experiment."""
-    name = f"leaderboard-{contest.data}"
+    name = f"leaderboard-{contest.key}"
     title = f"All methods under one budget: {DATA_TITLES[contest.data]}"
+    if contest.case:
+        title += f", {CASES[contest.case].about}"
     return Experiment(
         name,
         "all methods under one budget",
@@ -68,6 +78,7 @@ def command_of(contest: Contest) -> str:
         "fedpmt leaderboard",
         *named,
         *([] if contest.data == "embedded" else [f"--data {contest.data}"]),
+        *([f"--case {contest.case}"] if contest.case else []),
     ]
     if tuple(contest.partitions) != (IID, TWO_CLASSES):
         words.append(f"--partition {','.join(contest.partitions)}")
@@ -138,20 +149,24 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
             " † marks accuracies that are not of one global model but means over devices that took part: `mean "
             "personal` of devices' own nets, each on the test samples of the classes it holds; `split` of a device's "
             "part of a net with the part that all share, on all classes. Each such net is tested on "
-            f"{PERSONAL_TEST:,} samples of its own draw, or on as many as there are."
+            f"{PERSONAL_TEST:,} samples of its own draw, or on as many as there are, and {PERSONAL_EVERY} times less "
+            "often than a global model: the time to an accuracy is read off that coarser grid, ≤ where its first "
+            "evaluation is there already."
         )
     if any(entrant.method == "fedgkt" for entrant in contest.entrants):
         adam = "; but FedGKT's by Adam at its own rate, on both sides"
+    fleet = CASES[contest.case].fleet if contest.case else ""
     return (
         f"**Where FedPMT stands.**\n\n{verdicts or '- No run of it yet.'}\n\n"
         f"{seeds_text(counts)}, {contest.played} rounds on {contest.data}, {one.devices} devices of {speeds} speeds "
-        f"with {one.samples} samples each, {one.cohort} a round. Budget `{BUDGET}`: on each level a method gets the "
-        "largest part that takes no more `exact` operations than FedPMT's width there; where the budget cannot act on "
-        f"a method, it is over it and the clock shows what that costs. {server}"
+        f"with {one.samples} samples each, {one.cohort} a round.{fleet} Budget `{BUDGET}`: on each level a method gets "
+        "the largest part that takes no more `exact` operations than FedPMT's width there; where the budget cannot act "
+        f"on a method, it is over it and the clock shows what that costs. {server}"
         f"For all methods alike {held['public']} is held out as public data and {held['validation']} as "
         "validation data, whoever needs it, so devices hold the same. Every seed has a split of its own, the same for "
         f"all methods. Devices train by SGD at rate {one.lr:g}, in batches of {one.batch}, {epochs} a round, "
-        f"{whose}{adam}. Methods' own settings stand in the last table.\n\n"
+        f"{whose}{adam}: no rate is tuned to a method, and one that diverges at this rate is shown so. Methods' own "
+        "settings stand in the last table.\n\n"
         f"Accuracy is the mean over the last {100 * TAIL:.0f} % of the rounds, over seeds, with "
         f"{100 * CONFIDENCE:.0f} % intervals. Time is virtual; bytes and operations are of all devices in "
         "all rounds, what is downloaded with index lists, masks and seeds; memory is the most that a device held. An "

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from fedpmt.experiments.artefact import Table
 from fedpmt.experiments.completion_time import Estimate
 from fedpmt.experiments.entrants import KNOWN
-from fedpmt.experiments.findings import OPEN, SEEN, Finding
+from fedpmt.experiments.findings import LIKELY, OPEN, SEEN, Finding
 from fedpmt.experiments.paper import PARTITIONS
 from fedpmt.experiments.readings import TAIL, final, reaching
 from fedpmt.report.budgets import ACTIONS
 from fedpmt.report.quantities import Spread, bytes_unit, count_unit, show, time_unit
-from fedpmt.report.tables import EVALUATED, summary
+from fedpmt.report.tables import EVALUATED, evaluated, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 OURS = "fedpmt"
 NOT_REACHED = "not reached"
+AT_MOST = "≤ "
 NOT_ALIKE = " †"
 """Marks accuracies that are of other nets than one global model's."""
 
@@ -39,6 +40,7 @@ class Score:
     partition: str
     accuracy: Estimate  # of the last tenth of the rounds
     reached: dict[float, Estimate | None]  # target -> virtual seconds
+    at_once: frozenset[float]  # targets that a run's first evaluation is at: it was there before
     total: SummaryRow  # over all rounds, of those that did not diverge
     down: Spread | None  # bytes to devices, with what says which part is theirs
     diverged: int  # how many of the runs
@@ -64,6 +66,7 @@ class Score:
             partition,
             accuracy,
             {target: Estimate.of([seconds_to(run, target) for run in members]) for target in targets},
+            frozenset(target for target in targets if any(there_at_once(run, target) for run in members)),
             summary(whole)[0],
             Spread.of(map(downloaded, whole)),
             sum(run.diverged for run in members),
@@ -120,6 +123,12 @@ def seconds_to(run: RunRecord, target: float) -> float | None:
     return found.seconds if found else None
 
 
+def there_at_once(run: RunRecord, target: float) -> bool:
+    """Whether the first evaluation is at an accuracy."""
+    found, every = reaching(run, target), evaluated(run)
+    return found is not None and found.round == every[0][0].round
+
+
 def downloaded(run: RunRecord) -> float:
     """Bytes to all devices, with index lists, masks and seeds: they travel with the tensors."""
     return float(sum(step.bytes_down + step.overhead_bytes for step in run.rounds))
@@ -172,7 +181,7 @@ def result_table(title: str, members: Sequence[Score], targets: Sequence[float])
             _named(one),
             percent(one.accuracy) + ("" if one.comparable else NOT_ALIKE),
             str(one.accuracy.runs) + lost(one.diverged, one.accuracy.runs),
-            *(minutes(one.reached[target]) for target in targets),
+            *(AT_MOST * (target in one.at_once) + minutes(one.reached[target]) for target in targets),
             show(one.total.virtual_seconds, time_unit),
             show(one.total.bytes_up, bytes_unit),
             show(one.down, bytes_unit),
@@ -289,15 +298,18 @@ def losses(contest: Contest, found: Found, every: Sequence[Score]) -> list[dict[
             if one.partition == partition and one.entrant.method != OURS:
                 forms[one.entrant.method].append(one)
         for measure in measures_of(contest.targets):
-            ahead, even, rivals = [], [], 0
+            ahead, likely, even, rivals = [], [], [], 0
             for members in forms.values():
                 there = [one for one in members if one.comparable or not measure.learned]
                 if not there:
                     continue
                 rivals += 1
                 verdict, entrant = _best_form(measure, there, found, ours)
+                told = (entrant, measure.text(found[partition, entrant.name]))
                 if verdict == SEEN:
-                    ahead.append((entrant, measure.text(found[partition, entrant.name])))
+                    ahead.append(told)
+                elif verdict == LIKELY:
+                    likely.append(told)
                 elif verdict == OPEN:
                     even.append(entrant)
             rows.append(
@@ -307,7 +319,7 @@ def losses(contest: Contest, found: Found, every: Sequence[Score]) -> list[dict[
                     "seeds": len(ours),
                     "fedpmt": measure.text(ours),
                     "ahead": {entrant.name: text for entrant, text in ahead},
-                    "ahead_titles": {entrant.title: text for entrant, text in ahead},
+                    "likely_ahead": {entrant.name: text for entrant, text in likely},
                     "within_noise": [entrant.name for entrant in even],
                     "rivals": rivals,
                 }
@@ -324,11 +336,14 @@ def _best_form(
     margin = 0.0 if base is None or not math.isfinite(base.mean) else -EVEN * base.mean
     for one in forms:
         members = found[one.partition, one.entrant.name]
-        finding = Finding("", "", one.entrant.name, OURS, measure.of, more=more, margin=margin)
+        # What a run that diverged would have spent is not known; what it never learned is.
+        finding = Finding(
+            "", "", one.entrant.name, OURS, measure.of, more=more, margin=margin, reaches=measure.learned
+        )
         verdict, _ = finding.verdict(members, ours)
         estimate = Estimate.of([measure.of(run) for run in members])
         mean = -math.inf if estimate is None else estimate.mean if more else -estimate.mean
-        judged.append(((verdict == SEEN, verdict == OPEN, mean), verdict, one.entrant))
+        judged.append(((verdict == SEEN, verdict == LIKELY, verdict == OPEN, mean), verdict, one.entrant))
     _, verdict, entrant = max(judged, key=lambda one: one[0])
     return verdict, entrant
 
@@ -341,20 +356,22 @@ def loss_table(rows: Sequence[dict[str, Any]]) -> Table:
             PARTITIONS.get(row["partition"], row["partition"]),
             row["fedpmt"],
             f"{len(row['ahead'])} of {row['rivals']}",
-            ", ".join(f"{title} {text}" for title, text in row["ahead_titles"].items()) or "nobody",
+            ", ".join(f"{KNOWN[name].title} {text}" for name, text in row["ahead"].items()) or "nobody",
+            ", ".join(f"{KNOWN[name].title} {text}" for name, text in row["likely_ahead"].items()) or "-",
             ", ".join(KNOWN[name].title for name in row["within_noise"]) or "-",
         ]
         for row in rows
     ]
     note = (
         "Ahead: by the mean difference on equal seeds, where its 95 % interval leaves zero out (with one seed: by the "
-        "difference; one usable seed of several decides nothing). A method counts once, in the form that does best by "
+        "difference; one usable seed of several decides nothing). Not surely: the interval does not, but it is ahead "
+        "in every seed. Within noise: seeds disagree. A method counts once, in the form that does best by "
         "the measure. Accuracies that are not of one global model are left out here. An accuracy is reached where the "
         f"mean over the last {100 * TAIL:.0f} % of the evaluations is there; downloads count index lists, masks and "
         f"seeds. What takes less by no more than {100 * EVEN:.1f} % is not ahead. A run that diverged reaches nothing "
         "and ends at a guess."
     )
-    columns = ("by", "split", "FedPMT", "ahead of it", "who", "within noise")
+    columns = ("by", "split", "FedPMT", "ahead of it", "who", "in every seed, not surely", "within noise")
     return Table("Where FedPMT loses", columns, cells, note, words=True)
 
 
@@ -365,8 +382,13 @@ def verdict_text(rows: Sequence[dict[str, Any]]) -> str:
         if row["measure"] != "accuracy":
             continue
         split = PARTITIONS.get(row["partition"], row["partition"])
-        behind = ", ".join(f"{title} ({text})" for title, text in row["ahead_titles"].items())
-        told = f"behind {behind}" if behind else "behind nobody"
+        behind, maybe = (
+            ", ".join(f"{KNOWN[name].title} ({text})" for name, text in row[which].items())
+            for which in ("ahead", "likely_ahead")
+        )
+        told = f"behind {behind}" if behind else "behind nobody for sure"
+        if maybe:
+            told += f"; in every seed, though not surely, behind {maybe}"
         even = (
             "with one seed, noise is not known"
             if row["seeds"] == 1

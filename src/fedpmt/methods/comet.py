@@ -12,7 +12,7 @@ There is no global model: what is evaluated is the mean of the devices' own.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from fedpmt.complexity.cost import FLOAT_BYTES
@@ -46,6 +46,7 @@ class Clusters:
     structure: Structure
     public: int  # |U|
     classes: int
+    batch: int  # n^x
     tensors: Mapping[str, Tensor]  # the centroids s_c; empty before the first round
     seed: int = 0  # by which the samples they are of were drawn
 
@@ -97,7 +98,7 @@ class Comet(Method[Clusters, "Personal"]):
         structure = setup.prototypes[GLOBAL].structure
         public = 0 if setup.public is None else len(setup.public)
         classes = structure.shapes[structure.layers[-1].parameters[0]][0]
-        return Clusters(structure, public, classes, {})
+        return Clusters(structure, public, classes, setup.batch, {})
 
     def assign(self, state: Clusters, client: Client, round: Round) -> Task:
         from fedpmt.training.codistillation import ASKED, CENTROIDS, COUNT, TOLD
@@ -122,15 +123,17 @@ class Comet(Method[Clusters, "Personal"]):
 
         cost, asked = round.price(net), min(self.asked, state.public)
         learns = self.pull > 0 and centroids > 0
+        # A step has as many public samples as own ones, or all that were asked about.
+        public = learns * min(state.batch, asked) / state.batch
         shape = (asked, state.classes)
         told = FLOAT_BYTES * centroids * math.prod(shape) * learns
         beside = Beside(
-            # Every step has a batch of public samples too, but one update.
-            step=(cost.operations - cost.update) * learns,
+            # Every step has public samples too, but one update.
+            step=(cost.operations - cost.update) * public,
             # To tell the server, and before that to find the nearest centroid.
             once=cost.inference * asked / samples * (1 + learns),
             # The graph of a step has the public batch in it too; what all clusters say stays until the end.
-            memory_bytes=cost.memory.activations * learns + told,
+            memory_bytes=int(cost.memory.activations * public) + told,
             task_bytes=told,
             answers={ANSWERS: {ANSWERS: shape}},
         )
@@ -163,17 +166,17 @@ class Comet(Method[Clusters, "Personal"]):
         said = torch.stack([reply.tensors[ANSWERS][ANSWERS] for reply in arrived])
         # Distances to every centroid, in every iteration of every start.
         each = float(ITERATIONS * min(self.clusters, len(arrived)) * said.numel())
-        starts = max(1, round.server.affordable(lambda starts: starts * each, self.restarts))
+        starts = round.server.affordable(lambda starts: starts * each, self.restarts)
+        metrics = {"server_steps": float(starts), "server_steps_default": float(self.restarts)}
+        if not starts:  # the cap pays for no clusters: those that there are stay
+            return Step(state, metrics)
         points = said.flatten(1).double().cpu().numpy()
         members = clustered(points, self.clusters, starts, round.rng("clusters"))
         # s_c = the mean of its members; those of the first device come first.
         names = list(dict.fromkeys(members.tolist()))
         centroids = torch.stack([said[torch.from_numpy(members == name)].mean(dim=0) for name in names])
-        after = Clusters(
-            state.structure, state.public, state.classes, {CENTROIDS: centroids}, self.seed(round)
-        )
-        metrics = {"clusters": float(len(names)), "server_steps": float(starts)}
-        return Step(after, {**metrics, "server_steps_default": float(self.restarts)}, starts * each)
+        after = replace(state, tensors={CENTROIDS: centroids}, seed=self.seed(round))
+        return Step(after, {**metrics, "clusters": float(len(names))}, starts * each)
 
     def predictor(self, state: Clusters) -> Predictor:
         return Predictor("personal", GLOBAL, state.tensors)

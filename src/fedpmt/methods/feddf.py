@@ -63,7 +63,7 @@ class Fusion:
 
 @dataclass(frozen=True)
 class FedDF(Method[Fusion, None]):
-    """A prototype per budget: the same net with fewer channels, and weights of its own."""
+    """A prototype per budget: the same net with fewer channels, and weights of its own; or one net for all."""
 
     needs_speeds: ClassVar[bool] = True
     needs_public: ClassVar[bool] = True
@@ -71,6 +71,7 @@ class FedDF(Method[Fusion, None]):
     needs_classes: ClassVar[bool] = True
     server_work = "trains"
 
+    nets: Literal["budget", "one"] = "budget"  # a prototype for each budget, or the whole net on every device
     weight: Literal["samples", "uniform"] = "uniform"
     steps: int = 10_000  # of distillation a round, at most; what the server's cap allows may be less
     rate: float = 1e-3  # η, of Adam, falling to zero over the steps that the cap allows, as half a cosine
@@ -97,8 +98,10 @@ class FedDF(Method[Fusion, None]):
         return Fusion(prototype.structure, prototype.tensors, {WIDEST: prototype.tensors})
 
     def assign(self, state: Fusion, client: Client, round: Round) -> Task:
-        rate = rate_for(state.structure, self.fits(client, state.structure, round.price), "feddf")
-        part = fitted(state.structure, rate, "feddf")
+        part = full(state.structure)
+        if self.nets == "budget":
+            rate = rate_for(state.structure, self.fits(client, state.structure, round.price), "feddf")
+            part = fitted(state.structure, rate, "feddf")
         return Task((part,), {MODEL: state.net(part)})
 
     @property
@@ -106,7 +109,7 @@ class FedDF(Method[Fusion, None]):
         return "mean of each prototype, then distillation"
 
     def action(self, resource: Resource) -> Action:
-        return "device"
+        return "device" if self.nets == "budget" else "none"
 
     def local(self) -> LocalWork[None]:
         from fedpmt.training.local import LocalWork

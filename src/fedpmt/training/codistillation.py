@@ -77,9 +77,10 @@ class PersonalWork(LocalWork[Personal]):
         loss = run.site.objective.loss(run.forward(run.tensors, batch.inputs), batch.targets)
         if "centroid" not in run.memo:
             return loss
-        order, size = run.memo["order"], run.site.settings.batch
+        order = run.memo["order"]
+        size = min(run.site.settings.batch, len(order))
         # Round and round through U_t, a batch at every step.
-        chosen = order[(run.steps * size + np.arange(min(size, len(order)))) % len(order)]
+        chosen = order[(run.steps * size + np.arange(size)) % len(order)]
         outputs = run.forward(run.tensors, run.memo["public"].take(chosen).inputs)
         apart: Tensor = functional.softmax(outputs, dim=1) - run.memo["centroid"][torch.from_numpy(chosen)]
         return loss + self.pull * apart.square().sum(dim=1).mean()
