@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpmt.data import cifar, embedded, idx
-from fedpmt.data.folders import FILES, data_folder, find
+from fedpmt.data.folders import FILES, NAMES, data_folder, find
 from fedpmt.types import Examples, SettingError
 
 if TYPE_CHECKING:
@@ -118,6 +118,11 @@ def from_arrays(train: tuple[Arrays, Arrays], test: tuple[Arrays, Arrays], name:
     >>> data.classes, data.train.inputs.dtype.name, len(data.test)
     (3, 'float32', 1)
     """
+    if name in NAMES:
+        # By its name a set is known to be scaled, and whose images it holds.
+        raise SettingError(
+            f"name = '{name}' is refused: it is that of one of the library's data sets (allowed: others)"
+        )
     examples = {}
     for part, (inputs, targets) in {"train": train, "test": test}.items():
         clean_inputs, clean_targets = (
