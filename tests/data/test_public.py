@@ -19,7 +19,7 @@ from fedpmt.data.federated import federate, federate_dataset
 from fedpmt.data.public import NO_LABEL, hold_out
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.seeds import generator
-from fedpmt.settings import resolve
+from fedpmt.settings import IMAGES, PUBLIC, parse_public, resolve
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -180,6 +180,15 @@ def test_what_cannot_be_is_refused_in_one_line(given: dict[str, Any], message: s
         api.check(resolve(given))
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_whatever_is_accepted_is_also_offered() -> None:
+    with pytest.raises(SettingError, match="did you mean 'fashion-mnist:N'"):
+        resolve({"public": "fashion:9"})
+    for offered in PUBLIC:
+        parse_public(offered.replace("SHARE", "0.1").replace(":N", ":9"))
+    for name in IMAGES:
+        assert f"{name}:N" in PUBLIC
 
 
 def test_a_method_without_the_data_it_needs_is_refused() -> None:
