@@ -171,7 +171,19 @@ def test_compared_methods_hold_the_same_data_and_the_record_has_the_sizes() -> N
         ({"public": "holdout:0.7", "validation": 0.4}, "leave nothing for the devices"),
         ({"validation": 1.0}, "validation = '1.0' is refused"),
         ({"validation": "much"}, "validation = 'much' is refused"),
-        ({"public": "mnist"}, "devices hold images of embedded themselves"),
+        (
+            {"public": "mnist"},
+            "devices hold images of embedded themselves (allowed: none, holdout:SHARE, generated:N, fashion-mnist:N)",
+        ),
+        (
+            {"public": "cifar10"},
+            "its inputs have another size than those of data = 'embedded' "
+            "(allowed: none, holdout:SHARE, generated:N, fashion-mnist:N)",
+        ),
+        (
+            {"public": "mnist:9", "data": "cifar10", "task": "cnn-cifar10"},
+            "its inputs have another size than those of data = 'cifar10'",
+        ),
         ({"public": "cifar10", "data": "cifar10", "task": "cnn-cifar10"}, "devices hold images of cifar10"),
     ],
 )

@@ -25,6 +25,9 @@ _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 """Mean and standard deviation of each channel over the training images, in units of the largest byte."""
 
 _MOMENTS = {"embedded": _MNIST, "mnist": _MNIST, "fashion-mnist": _FASHION}
+SHAPES = {**dict.fromkeys(_MOMENTS, (1, 28, 28)), "cifar10": cifar.SHAPE}
+"""Channels, height and width of each set's images."""
+
 _IMAGE_CLASSES = 10
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from fedpmt.data.datasets import load
+from fedpmt.data.datasets import SHAPES, load
 from fedpmt.data.folders import NAMES
 from fedpmt.seeds import generator
 from fedpmt.settings import held_out, parse_public
@@ -61,21 +61,34 @@ def hold_out(public: str, validation: float, total: int, seed: int) -> Rows | No
 
 
 def check_public(public: str, data: str) -> None:
-    """Refuse another data set that is none, or may be none: its images are those that devices hold."""
+    """Refuse another data set whose images devices hold or may hold, or are of another size; loads none of them."""
     kind, _ = parse_public(public)
-    if kind in ("none", "holdout", "generated"):
-        return
     own = data.partition(":")[0]
+    others = _others(own)
+    if kind in ("none", "holdout", "generated", *others) or own == "synthetic":  # which refuses them itself
+        return
     if own not in NAMES:
-        raise SettingError(
-            f"public = '{public}' is refused: it can be neither told apart from data = '{data}' nor scaled alike "
-            "(allowed: none, holdout:SHARE, generated:N)"
-        )
-    if _SAME_IMAGES.get(kind, kind) == _SAME_IMAGES.get(own, own):
-        raise SettingError(
-            f"public = '{public}' is refused: devices hold images of {own} themselves; "
-            "holdout:SHARE keeps some from them"
-        )
+        why = f"it can be neither told apart from data = '{data}' nor scaled alike"
+    elif SHAPES[kind] == SHAPES[own]:
+        why = f"devices hold images of {own} themselves"
+    else:
+        why = f"its inputs have another size than those of data = '{data}'"
+    allowed = ", ".join(["none", "holdout:SHARE", "generated:N", *(f"{name}:N" for name in others)])
+    raise SettingError(f"public = '{public}' is refused: {why} (allowed: {allowed})")
+
+
+def _others(own: str) -> list[str]:
+    """The sets with images of the same shape, of which this set has none.
+
+    >>> _others("embedded"), _others("cifar10"), _others("arrays")
+    (['fashion-mnist'], [], [])
+    """
+    source = _SAME_IMAGES.get(own, own)
+    return [
+        name
+        for name, shape in SHAPES.items()
+        if shape == SHAPES.get(own) and _SAME_IMAGES.get(name, name) != source
+    ]
 
 
 def public_data(
@@ -96,16 +109,11 @@ def public_data(
         return drawn if dataset.name in NAMES else _scaled(drawn, dataset.train.inputs)
     check_public(public, dataset.name)
     other = load(kind, data_dir, like=dataset.name).train
-    shape = tuple(np.shape(dataset.train.inputs)[1:]) if not isinstance(dataset.train.inputs, Mapping) else ()
-    if shape == () or int(np.prod(shape)) != int(np.prod(other.inputs.shape[1:])):
-        raise SettingError(
-            f"public = '{public}' is refused: its inputs have another size than those of data = '{dataset.name}'"
-        )
     if number > len(other):
         raise SettingError(f"public = '{public}' is refused: there are {len(other)} samples")
     if number:
         other = other.take(np.sort(generator(seed, "public/draw").permutation(len(other))[: int(number)]))
-    inputs = other.inputs.reshape(len(other), *shape)
+    inputs = other.inputs.reshape(len(other), *dataset.train.inputs.shape[1:])
     return unlabelled(Examples(inputs, other.targets, np.arange(len(other))))
 
 
