@@ -269,6 +269,18 @@ def _predict(settings: Settings, *, as_json: bool) -> None:
     show.table(f"{settings.method}: a first round, prices {settings.mode}", columns, rows)
     one, whole = show.number(prediction["round_seconds"]), show.number(prediction["virtual_seconds"])
     print(f"predicted: {one} s a round, {whole} s for {settings.rounds} rounds")
+    if "server_operations_at_most" in prediction:
+        print(f"server: {_server_words(settings, prediction)}")
+
+
+def _server_words(settings: Settings, prediction: dict[str, Any]) -> str:
+    if settings.server_cap is None:
+        return "no limit to its operations (server-cap = none), which are not predicted"
+    words = f"at most {settings.server_cap:g} x the devices' operations"
+    words += f", {show.number(prediction['server_operations_at_most'], 0)} in {settings.rounds} rounds"
+    if settings.server_speed is not None:
+        words += f", and up to {show.number(prediction['server_round_seconds_at_most'])} s more a round"
+    return words
 
 
 def parse_seeds(text: str) -> list[int]:
