@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedpmt.methods.base import Round
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.room import check_room
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
     from fedpmt.simulation.problem import Problem
 
 
-def predict(settings: Settings, problem: Problem, method: Method[Any, Any]) -> dict[str, Any]:
-    """The first round's devices, times and prices; the whole run at that pace."""
+def predict(settings: Settings, problem: Problem, method: Method[Any, Any], folder: Path) -> dict[str, Any]:
+    """The first round's devices, times and prices; the whole run at that pace, if its folder has room for it."""
     with (
-        tempfile.TemporaryDirectory() as folder,
-        assembled(settings, problem, method, Path(folder)) as federation,
+        tempfile.TemporaryDirectory() as nowhere,
+        assembled(settings, problem, method, Path(nowhere)) as federation,
     ):
+        check_room(federation, folder)
         progress = federation.start()
         round_ = Round(0, federation.planner.price, Seeds(settings.seed, 0))
         asked, verdict = federation.settle(progress, round_)
