@@ -354,11 +354,11 @@ def restamp(run: RunRecord, settings: Settings) -> RunRecord | None:
     return restamped(run, settings, _unfilled_problem(settings), method_of(settings))
 
 
-def predict(settings: Settings) -> dict[str, Any]:
-    """What a run of a paper task will cost, without training."""
+def predict(settings: Settings, out: str | Path = ".") -> dict[str, Any]:
+    """What a run of a paper task in this folder will cost, without training; nothing is written there."""
     from fedpmt.simulation.predict import predict as predicted
 
-    return predicted(settings, paper_problem_of(settings), method_of(settings))
+    return predicted(settings, paper_problem_of(settings), method_of(settings), Path(out))
 
 
 def plan_table(settings: Settings) -> dict[str, Any]:

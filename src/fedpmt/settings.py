@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TASKS = ("fcnn-mnist", "cnn-mnist", "cnn-cifar10")
-DATA = ("embedded", "mnist", "fashion-mnist", "cifar10", "synthetic")
+IMAGES = ("embedded", "mnist", "fashion-mnist", "cifar10")
+DATA = (*IMAGES, "synthetic")
 LEVELS = "1/5,1/4,1/3,1/2,1"
 
 
@@ -329,7 +330,7 @@ def parse_schedule(text: str) -> tuple[str, tuple[float, ...]]:
     return name, numbers
 
 
-PUBLIC = ("none", "holdout:SHARE", "generated:N", *(f"{name}:N" for name in ("embedded", "mnist", "cifar10")))
+PUBLIC = ("none", "holdout:SHARE", "generated:N", *(f"{name}:N" for name in IMAGES))
 
 
 def parse_public(text: str) -> tuple[str, float]:
@@ -339,7 +340,7 @@ def parse_public(text: str) -> tuple[str, float]:
     (('holdout', 0.1), ('mnist', 2000.0), ('mnist', 0.0))
     """
     name, colon, argument = text.partition(":")
-    if name not in ("none", "holdout", "generated", *DATA[:-1]):
+    if name not in ("none", "holdout", "generated", *IMAGES):
         raise SettingError.unknown("public", text, PUBLIC)
     try:
         number = float(argument) if colon else 0.0

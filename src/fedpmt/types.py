@@ -1,4 +1,4 @@
-"""The few types that every room of the package shares, and the one error a user sees."""
+"""The few types that every room of the package shares, the one error a user sees, and bytes in words."""
 
 from __future__ import annotations
 
@@ -39,6 +39,19 @@ class SettingError(ValueError):
 
 class DivergedError(ArithmeticError):
     """What was learnt is no longer finite."""
+
+
+def shown_bytes(count: float) -> str:
+    """Bytes as people say them.
+
+    >>> shown_bytes(12), shown_bytes(3_000_000)
+    ('12 B', '3.0 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
 
 
 @dataclass(frozen=True)

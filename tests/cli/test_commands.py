@@ -183,6 +183,22 @@ def test_dry_run_predicts_what_the_run_then_takes(finished: tuple[Path, Called])
     assert all(row["upload_bytes"] > 0 and row["memory_bytes"] > 0 for row in predicted["devices"])
 
 
+def test_dry_run_says_what_the_server_does_at_most() -> None:
+    """In words and as a number, for methods whose server works."""
+    assert "server" not in call("run", *TINY, "--dry-run").out.splitlines()[-1]
+    flags = ("run", *TINY, "--method", "fedgen", "--dry-run")
+    predicted = call(*flags, "--json").json
+    assert predicted["server_operations_at_most"] == pytest.approx(2 * predicted["operations"])
+    shown = f"{predicted['server_operations_at_most']:,.0f}"
+    last = call(*flags).out.splitlines()[-1]
+    assert last == f"server: at most 2 x the devices' operations, {shown} in 2 rounds"
+    assert "s more a round" in call(*flags, "--server-speed", "4").out.splitlines()[-1]
+    unlimited = (*flags, "--server-cap", "none")
+    assert call(*unlimited, "--json").json["server_operations_at_most"] is None
+    assert call(*unlimited).out.splitlines()[-1].startswith("server: no limit to its operations")
+    assert "server_operations_at_most" not in call("run", *TINY, "--dry-run", "--json").json
+
+
 # --config and --set
 
 

@@ -22,6 +22,11 @@ def test_numpy() -> None:
     assert data.train.ids.tolist() == [0, 1, 2, 3]
 
 
+def test_a_name_that_stands_for_other_data_is_refused() -> None:
+    with pytest.raises(SettingError, match="name = 'mnist' is refused"):
+        from_arrays((INPUTS, TARGETS), (INPUTS, TARGETS), name="mnist")
+
+
 def test_torch() -> None:
     torch = pytest.importorskip("torch")
     inputs = torch.arange(12.0, requires_grad=True).reshape(4, 3)

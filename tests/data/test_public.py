@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_files import write_idx
+from torch import nn
 
 from fedpmt import api
-from fedpmt.data.datasets import from_arrays
+from fedpmt.data import embedded
+from fedpmt.data.datasets import from_arrays, load
 from fedpmt.data.federated import federate, federate_dataset
 from fedpmt.data.public import NO_LABEL, hold_out
 from fedpmt.methods.fedavg import FedAvg
-from fedpmt.settings import resolve
+from fedpmt.seeds import generator
+from fedpmt.settings import IMAGES, PUBLIC, parse_public, resolve
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -84,6 +87,26 @@ def test_another_data_set_is_scaled_as_the_task_is(tmp_path: Path) -> None:
     assert np.abs(data.public.inputs.reshape(-1, 1) - values).min(axis=1).max() < 1e-6
 
 
+def test_public_data_of_named_sets_has_the_bits_it_always_had(tmp_path: Path) -> None:
+    """Records of runs rest on them."""
+    write_idx(tmp_path / "fashion-mnist")
+    sizes = {**SIZES, "devices": 2, "samples": 2, "data_dir": tmp_path, "partition": "iid"}
+    made = federate("embedded", public="generated:9", **sizes).public
+    taken = federate("embedded", public="holdout:0.1", **sizes).public
+    named = federate("fashion-mnist", public="embedded:9", **sizes).public
+    assert made is not None
+    assert taken is not None
+    assert named is not None
+    noise = generator(0, "public/noise").standard_normal((9, 1, 28, 28), dtype=np.float32)
+    np.testing.assert_array_equal(made.inputs, noise)
+    rows = np.sort(generator(0, "public/holdout").permutation(4000)[:400])
+    np.testing.assert_array_equal(taken.inputs, load("embedded", None).train.inputs[rows])
+    rows = np.sort(generator(0, "public/draw").permutation(4000)[:9])
+    pixels = embedded.read()[0][rows, None].astype(np.int64)
+    table = ((np.arange(256) / 255 - 0.2860) / 0.3530).astype(np.float32)
+    np.testing.assert_array_equal(named.inputs, table[pixels])
+
+
 def test_noise_has_the_inputs_shape_and_the_scale_they_are_standardised_to() -> None:
     data = federate("embedded", partition="iid", public="generated:200", **SIZES)
     assert data.public is not None
@@ -148,7 +171,19 @@ def test_compared_methods_hold_the_same_data_and_the_record_has_the_sizes() -> N
         ({"public": "holdout:0.7", "validation": 0.4}, "leave nothing for the devices"),
         ({"validation": 1.0}, "validation = '1.0' is refused"),
         ({"validation": "much"}, "validation = 'much' is refused"),
-        ({"public": "mnist"}, "devices hold images of embedded themselves"),
+        (
+            {"public": "mnist"},
+            "devices hold images of embedded themselves (allowed: none, holdout:SHARE, generated:N, fashion-mnist:N)",
+        ),
+        (
+            {"public": "cifar10"},
+            "its inputs have another size than those of data = 'embedded' "
+            "(allowed: none, holdout:SHARE, generated:N, fashion-mnist:N)",
+        ),
+        (
+            {"public": "mnist:9", "data": "cifar10", "task": "cnn-cifar10"},
+            "its inputs have another size than those of data = 'cifar10'",
+        ),
         ({"public": "cifar10", "data": "cifar10", "task": "cnn-cifar10"}, "devices hold images of cifar10"),
     ],
 )
@@ -159,6 +194,15 @@ def test_what_cannot_be_is_refused_in_one_line(given: dict[str, Any], message: s
     assert "\n" not in str(refused.value)
 
 
+def test_whatever_is_accepted_is_also_offered() -> None:
+    with pytest.raises(SettingError, match="did you mean 'fashion-mnist:N'"):
+        resolve({"public": "fashion:9"})
+    for offered in PUBLIC:
+        parse_public(offered.replace("SHARE", "0.1").replace(":N", ":9"))
+    for name in IMAGES:
+        assert f"{name}:N" in PUBLIC
+
+
 def test_a_method_without_the_data_it_needs_is_refused() -> None:
     with pytest.raises(
         SettingError, match=r"public = 'none' is refused: needy needs some \(e.g. holdout:0.1\)"
@@ -166,16 +210,36 @@ def test_a_method_without_the_data_it_needs_is_refused() -> None:
         api.run(Needy(), rounds=1, public="none")
 
 
-def test_inputs_of_another_size_are_refused(tmp_path: Path) -> None:
-    write_idx(tmp_path / "mnist")
-    flat = (np.zeros((9, 5), np.float32), np.arange(9) % 2)
-    with pytest.raises(SettingError, match="another size than those of data = 'arrays'"):
+def test_another_data_set_beside_a_users_own_arrays_is_refused(tmp_path: Path) -> None:
+    """They may be the very images that devices hold, and nobody knows how these were scaled."""
+    held = load("embedded", None).train.take(np.arange(40))
+    arrays = (held.inputs, held.targets)
+    refusal = (
+        "public = 'embedded:9' is refused: it can be neither told apart from data = 'arrays' nor scaled alike "
+        r"\(allowed: none, holdout:SHARE, generated:N\)"
+    )
+    with pytest.raises(SettingError, match=refusal):
         federate_dataset(
-            from_arrays(flat, flat),
-            partition="iid",
-            partition_seed=0,
-            devices=1,
-            samples=1,
-            data_dir=tmp_path,
-            public="mnist",
+            from_arrays(arrays, arrays), partition="iid", public="embedded:9", **{**SIZES, "samples": 5}
         )
+    out = tmp_path / "run"
+    with pytest.raises(SettingError, match=refusal):
+        api.run(
+            "feddf", model=nn.Linear(9, 2), train=arrays, test=arrays, public="embedded:9", rounds=1, out=out
+        )
+    assert not out.exists()
+
+
+def test_noise_beside_a_users_own_arrays_is_scaled_as_they_are() -> None:
+    """Channel by channel: bytes here, fractions there, and one that is always the same."""
+    drawn = np.random.default_rng(0).normal((129, 0.5, 7), (74, 0.1, 0), (500, 4, 3)).astype(np.float32)
+    images = drawn.transpose(0, 2, 1)[..., None]
+    arrays = (images, np.arange(500) % 2)
+    data = federate_dataset(from_arrays(arrays, arrays), partition="iid", public="generated:2000", **SIZES)
+    assert data.public is not None
+    made = data.public.inputs
+    assert made.shape == (2000, 3, 4, 1)
+    assert made.dtype == np.float32
+    for moment in (np.mean, np.std):
+        ours, theirs = (moment(inputs, axis=(0, 2, 3)) for inputs in (images, made))
+        np.testing.assert_allclose(theirs, ours, rtol=0.05, atol=1e-5)

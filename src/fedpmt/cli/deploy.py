@@ -13,7 +13,7 @@ from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
 from fedpmt.cli.runs import Json, Resume, settings_for
 from fedpmt.records import DeviceRecord, RunRecord
-from fedpmt.types import SettingError
+from fedpmt.types import SettingError, shown_bytes
 
 Out = Annotated[
     Path,
@@ -119,8 +119,8 @@ def _tables(finished: RunRecord) -> None:
         "accuracy": show.percent(result.accuracy),
         "rounds": str(result.rounds),
         "seconds": show.number(result.virtual_seconds),
-        "uploaded": show.size(result.bytes_up),
-        "downloaded": show.size(result.bytes_down),
+        "uploaded": shown_bytes(result.bytes_up),
+        "downloaded": shown_bytes(result.bytes_down),
         "weights_sha256": result.weights_sha256,
         "records": result.run,
     }
@@ -141,7 +141,7 @@ def _tables(finished: RunRecord) -> None:
                 ", ".join(parts) or "-",
                 f"{len(good)} of {len(times)}",
                 show.number(seconds, 2),
-                show.size(sum(one.bytes_up for one in good)),
+                shown_bytes(sum(one.bytes_up for one in good)),
             ]
         )
     columns = ("device", "speed", "trains", "replies that counted", "seconds of training", "uploaded")

@@ -14,7 +14,7 @@ from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
 from fedpmt.cli.runs import Json
 from fedpmt.settings import Settings
-from fedpmt.types import SettingError
+from fedpmt.types import SettingError, shown_bytes
 
 Task = Annotated[str, typer.Option(help="The net: fcnn-mnist, cnn-mnist or cnn-cifar10.")]
 Mode = Annotated[str, typer.Option(help="exact: as really run; paper: as the paper's table is printed.")]
@@ -105,7 +105,7 @@ def cost(
         over = " (over)" if row.feddrop_within_budget is False else ""
         cells = [str(row.width), ", ".join(row.frozen) or "none", f"{row.operations:,}", f"{row.ratio:.2%}"]
         rows.append(
-            [*cells, show.size(row.upload_bytes), show.size(row.memory_bytes), drop[0], drop[1] + over]
+            [*cells, shown_bytes(row.upload_bytes), shown_bytes(row.memory_bytes), drop[0], drop[1] + over]
         )
     show.table(
         f"{task}: widths, mode {mode}",
@@ -134,9 +134,9 @@ def plan(given: dict[str, Any], as_json: Json = False) -> None:
             ", ".join(row["frozen"]) or "none",
             show.number(row["seconds"]),
             "yes" if row["fits"] else "no",
-            show.size(row["upload_bytes"]),
-            show.size(row["download_bytes"]),
-            show.size(row["memory_bytes"]),
+            shown_bytes(row["upload_bytes"]),
+            shown_bytes(row["download_bytes"]),
+            shown_bytes(row["memory_bytes"]),
         ]
         for row in planned["devices"]
     ]
@@ -199,7 +199,7 @@ def profile(
             str(row["width"]),
             ", ".join(row["frozen"]) or "none",
             f"{1e6 * row['seconds_per_sample']:.1f}",
-            show.size(row["peak_bytes"]),
+            shown_bytes(row["peak_bytes"]),
         ]
         for row in measured["widths"]
     ]

@@ -18,7 +18,7 @@ from fedpmt.records import RunRecord
 from fedpmt.report import tables
 from fedpmt.report.budgets import ACTIONS, BudgetRow, budgets
 from fedpmt.settings import Settings
-from fedpmt.types import SettingError
+from fedpmt.types import SettingError, shown_bytes
 
 RUNS = Path("runs")
 
@@ -57,7 +57,7 @@ def run(
     """Train one method on a fleet of unequal devices. Without flags: FedPMT on embedded MNIST."""
     settings = settings_for(given, out, resume=resume)
     if dry_run:
-        _predict(settings, as_json=as_json)
+        _predict(settings, out or RUNS, as_json=as_json)
         return
     folder = out or _folder(settings, resume=resume)
     finished = _run(folder, settings, resume=resume)
@@ -95,7 +95,7 @@ def compare(
         api.check(plan)
     if dry_run:
         for plan in plans:
-            _predict(plan, as_json=as_json)
+            _predict(plan, out or RUNS, as_json=as_json)
         return
     first = plans[0]
     parent = out or RUNS / _slug(f"compare-{first.task}-{first.data}-{first.partition}")
@@ -228,9 +228,9 @@ def _folder(settings: Settings, *, resume: bool) -> Path:
     return _fresh(base)
 
 
-def _predict(settings: Settings, *, as_json: bool) -> None:
+def _predict(settings: Settings, folder: Path, *, as_json: bool) -> None:
     api.check(settings)
-    prediction = api.predict(settings)
+    prediction = api.predict(settings, folder)
     if as_json:
         print(json.dumps(prediction))
         return
@@ -254,8 +254,8 @@ def _predict(settings: Settings, *, as_json: bool) -> None:
             show.number(row["speed"], 3),
             show.number(row["seconds"]),
             row["outcome"],
-            show.size(row["upload_bytes"]),
-            show.size(row["memory_bytes"]),
+            shown_bytes(row["upload_bytes"]),
+            shown_bytes(row["memory_bytes"]),
             show.number(row["operations"], 0),
         ]
         for row in prediction["devices"]
@@ -269,6 +269,18 @@ def _predict(settings: Settings, *, as_json: bool) -> None:
     show.table(f"{settings.method}: a first round, prices {settings.mode}", columns, rows)
     one, whole = show.number(prediction["round_seconds"]), show.number(prediction["virtual_seconds"])
     print(f"predicted: {one} s a round, {whole} s for {settings.rounds} rounds")
+    if "server_operations_at_most" in prediction:
+        print(f"server: {_server_words(settings, prediction)}")
+
+
+def _server_words(settings: Settings, prediction: dict[str, Any]) -> str:
+    if settings.server_cap is None:
+        return "no limit to its operations (server-cap = none), which are not predicted"
+    words = f"at most {settings.server_cap:g} x the devices' operations"
+    words += f", {show.number(prediction['server_operations_at_most'], 0)} in {settings.rounds} rounds"
+    if settings.server_speed is not None:
+        words += f", and up to {show.number(prediction['server_round_seconds_at_most'])} s more a round"
+    return words
 
 
 def parse_seeds(text: str) -> list[int]:

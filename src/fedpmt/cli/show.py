@@ -164,15 +164,6 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def size(count: float) -> str:
-    """Bytes as people say them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
-
-
 def as_rows(values: dict[str, Any]) -> list[list[str]]:
     """A dict as table rows."""
     return [[key, "-" if value is None else str(value)] for key, value in values.items()]

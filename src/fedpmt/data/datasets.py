@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpmt.data import cifar, embedded, idx
-from fedpmt.data.folders import FILES, data_folder, find
+from fedpmt.data.folders import FILES, NAMES, data_folder, find
 from fedpmt.types import Examples, SettingError
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 """Mean and standard deviation of each channel over the training images, in units of the largest byte."""
 
 _MOMENTS = {"embedded": _MNIST, "mnist": _MNIST, "fashion-mnist": _FASHION}
+SHAPES = {**dict.fromkeys(_MOMENTS, (1, 28, 28)), "cifar10": cifar.SHAPE}
+"""Channels, height and width of each set's images."""
+
 _IMAGE_CLASSES = 10
 
 
@@ -118,6 +121,11 @@ def from_arrays(train: tuple[Arrays, Arrays], test: tuple[Arrays, Arrays], name:
     >>> data.classes, data.train.inputs.dtype.name, len(data.test)
     (3, 'float32', 1)
     """
+    if name in NAMES:
+        # By its name a set is known to be scaled, and whose images it holds.
+        raise SettingError(
+            f"name = '{name}' is refused: it is that of one of the library's data sets (allowed: others)"
+        )
     examples = {}
     for part, (inputs, targets) in {"train": train, "test": test}.items():
         clean_inputs, clean_targets = (

@@ -3,18 +3,22 @@
 none              there is none
 holdout:SHARE     a share of the task's training set, at random; devices get none of it
 NAME, NAME:N      another data set's training inputs, scaled as the task's are; all of them or N at random
-generated:N       noise: N inputs of independent standard normal values, the scale that inputs are standardised to
+generated:N       noise: N inputs of independent normal values; standard ones, as the sets of images are standardised,
+                  and for a user's own arrays of their mean and deviation
+
+Of a user's own arrays nobody knows whose images they are or how they were scaled: no other data set goes with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from fedpmt.data.datasets import load
+from fedpmt.data.datasets import SHAPES, load
+from fedpmt.data.folders import NAMES
 from fedpmt.seeds import generator
 from fedpmt.settings import held_out, parse_public
 from fedpmt.types import Examples, SettingError
@@ -57,16 +61,34 @@ def hold_out(public: str, validation: float, total: int, seed: int) -> Rows | No
 
 
 def check_public(public: str, data: str) -> None:
-    """Refuse another data set that is none: its images are those that devices hold."""
+    """Refuse another data set whose images devices hold or may hold, or are of another size; loads none of them."""
     kind, _ = parse_public(public)
-    if kind in ("none", "holdout", "generated"):
-        return
     own = data.partition(":")[0]
-    if _SAME_IMAGES.get(kind, kind) == _SAME_IMAGES.get(own, own):
-        raise SettingError(
-            f"public = '{public}' is refused: devices hold images of {own} themselves; "
-            "holdout:SHARE keeps some from them"
-        )
+    others = _others(own)
+    if kind in ("none", "holdout", "generated", *others) or own == "synthetic":  # which refuses them itself
+        return
+    if own not in NAMES:
+        why = f"it can be neither told apart from data = '{data}' nor scaled alike"
+    elif SHAPES[kind] == SHAPES[own]:
+        why = f"devices hold images of {own} themselves"
+    else:
+        why = f"its inputs have another size than those of data = '{data}'"
+    allowed = ", ".join(["none", "holdout:SHARE", "generated:N", *(f"{name}:N" for name in others)])
+    raise SettingError(f"public = '{public}' is refused: {why} (allowed: {allowed})")
+
+
+def _others(own: str) -> list[str]:
+    """The sets with images of the same shape, of which this set has none.
+
+    >>> _others("embedded"), _others("cifar10"), _others("arrays")
+    (['fashion-mnist'], [], [])
+    """
+    source = _SAME_IMAGES.get(own, own)
+    return [
+        name
+        for name, shape in SHAPES.items()
+        if shape == SHAPES.get(own) and _SAME_IMAGES.get(name, name) != source
+    ]
 
 
 def public_data(
@@ -83,19 +105,15 @@ def public_data(
             )
         return unlabelled(dataset.train.take(rows.public))
     if kind == "generated":
-        return noise(int(number), dataset.train.inputs, seed)
+        drawn = noise(int(number), dataset.train.inputs, seed)
+        return drawn if dataset.name in NAMES else _scaled(drawn, dataset.train.inputs)
     check_public(public, dataset.name)
     other = load(kind, data_dir, like=dataset.name).train
-    shape = tuple(np.shape(dataset.train.inputs)[1:]) if not isinstance(dataset.train.inputs, Mapping) else ()
-    if shape == () or int(np.prod(shape)) != int(np.prod(other.inputs.shape[1:])):
-        raise SettingError(
-            f"public = '{public}' is refused: its inputs have another size than those of data = '{dataset.name}'"
-        )
     if number > len(other):
         raise SettingError(f"public = '{public}' is refused: there are {len(other)} samples")
     if number:
         other = other.take(np.sort(generator(seed, "public/draw").permutation(len(other))[: int(number)]))
-    inputs = other.inputs.reshape(len(other), *shape)
+    inputs = other.inputs.reshape(len(other), *dataset.train.inputs.shape[1:])
     return unlabelled(Examples(inputs, other.targets, np.arange(len(other))))
 
 
@@ -105,10 +123,19 @@ def unlabelled(examples: Examples) -> Examples:
 
 
 def noise(count: int, like: Arrays, seed: int) -> Examples:
-    """Noise in the shape of these inputs."""
+    """Standard normal noise in the shape of these inputs."""
     if isinstance(like, Mapping) or like.dtype.kind != "f":
         raise SettingError(
             f"public = 'generated:{count}' is refused: only inputs that are one array of real numbers can be generated"
         )
     drawn = generator(seed, "public/noise").standard_normal((count, *like.shape[1:]), dtype=np.float32)
     return unlabelled(Examples(drawn, np.zeros(count), np.arange(count)))
+
+
+def _scaled(drawn: Examples, like: np.ndarray) -> Examples:
+    """Noise with the mean and the deviation of these inputs, each channel (the second axis) by itself."""
+    others = tuple(axis for axis in range(like.ndim) if axis != 1)
+    mean, deviation = (
+        moment(axis=others, dtype=np.float64, keepdims=True) for moment in (like.mean, like.std)
+    )
+    return replace(drawn, inputs=(mean + deviation * drawn.inputs).astype(np.float32))

@@ -228,7 +228,7 @@ def watch(name: str, options: Mapping[str, Scalar]) -> Watched:
             _mean(levels[0], key) < _mean(levels[-1], key)
             for key in (federation.operations, lambda one: one.bytes_up, lambda one: one.bytes_down)
         ]
-        keeps = "a net" if method.kept_bytes(nets) else "tensors" if federation.keeps_state else NO
+        keeps = "a net" if method.keeps_net else "tensors" if federation.keeps_state else NO
         kind = method.predictor(progress.state).kind
     own = any(_apart(one, before.tensors) for one in levels[0])
     return Watched(method, asked, own, frozenset(sent), spared, keeps, kind)

@@ -175,7 +175,7 @@ class Method(ABC, Generic[S, D]):
 
     @property
     def fitted_net(self) -> bool:
-        """Whether that net fits the device's level, which must then stay the same."""
+        """Whether that net, the part's `kept`, fits the device's level, which must then stay the same."""
         return False
 
     @property
@@ -200,7 +200,7 @@ class Method(ABC, Generic[S, D]):
         return {}
 
     def kept_bytes(self, structures: Mapping[str, Structure]) -> int:
-        """What one device keeps at most, where it keeps a net of its own; 0 where it does not."""
+        """What one device keeps between rounds, at most; 0 where it keeps nothing."""
         return 0
 
     @abstractmethod

@@ -158,6 +158,9 @@ class PruneFL(Method[Sparse, "Squares"]):
     def keeps(self) -> str:
         return "sums of squared gradients"
 
+    def kept_bytes(self, structures: Mapping[str, Structure]) -> int:
+        return FLOAT_BYTES * structures[GLOBAL].size(structures[GLOBAL].parameters)
+
     @property
     def discloses(self) -> str:
         return "squared gradients, training losses"

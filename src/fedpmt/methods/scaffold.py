@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
+from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
 from fedpmt.submodel.depth import full
 from fedpmt.submodel.part import GLOBAL
@@ -61,6 +62,9 @@ class Scaffold(Method[Controlled, "Control"]):
     @property
     def keeps(self) -> str:
         return "a control variate"
+
+    def kept_bytes(self, structures: Mapping[str, Structure]) -> int:
+        return FLOAT_BYTES * structures[GLOBAL].size(structures[GLOBAL].parameters)
 
     def init(self, setup: Setup) -> Controlled:
         import torch

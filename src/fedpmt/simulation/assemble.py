@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -83,7 +81,7 @@ def assembled(
         fleet = make_fleet(settings)
         nets = method.prototypes(problem.model, problem.example(), Seeds(settings.seed))
         problem = replace(problem, prototypes=nets)
-        check_fit(settings, problem, method, folder)
+        check_fit(settings, problem, method)
         # Prices are measured where torch is sure to be, and do not depend on the device.
         planner = plan(settings, problem, fleet)
         device = compute_device(settings.device)
@@ -104,24 +102,11 @@ def assembled(
             executor.close()
 
 
-def check_fit(settings: Settings, problem: Problem, method: Method[Any, Any], folder: Path) -> None:
-    """Refuse targets that a method cannot do with, and more devices that keep a net each than there is room for."""
+def check_fit(settings: Settings, problem: Problem, method: Method[Any, Any]) -> None:
+    """Refuse targets that a method cannot do with."""
     if method.needs_classes and problem.data.classes is None:
         raise SettingError(
             f"method = '{settings.method}' is refused: it needs targets that are classes 0, 1, ..."
-        )
-    each = method.kept_bytes({name: model.structure for name, model in problem.models.items()})
-    cohort = min(settings.devices, math.ceil(settings.cohort * settings.over_select))
-    members = min(settings.devices, settings.rounds * cohort)
-    # A device's states of the last checkpoint and of its last round; a third while it takes part in another.
-    states = 2 * members + cohort
-    free = shutil.disk_usage(
-        next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    ).free
-    if states * each > free:
-        raise SettingError(
-            f"devices = {settings.devices} is refused: {settings.method} keeps a net on each device, and {states} "
-            f"states of {each / 1e6:.1f} MB do not fit into the {free / 1e9:.1f} GB that are free"
         )
 
 

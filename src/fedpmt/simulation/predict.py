@@ -9,23 +9,27 @@ from typing import TYPE_CHECKING, Any
 from fedpmt.methods.base import Round
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.room import check_room
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
     from fedpmt.settings import Settings
+    from fedpmt.simulation.loop import Federation
     from fedpmt.simulation.problem import Problem
 
 
-def predict(settings: Settings, problem: Problem, method: Method[Any, Any]) -> dict[str, Any]:
-    """The first round's devices, times and prices; the whole run at that pace."""
+def predict(settings: Settings, problem: Problem, method: Method[Any, Any], folder: Path) -> dict[str, Any]:
+    """The first round's devices, times and prices; the whole run at that pace, if its folder has room for it."""
     with (
-        tempfile.TemporaryDirectory() as folder,
-        assembled(settings, problem, method, Path(folder)) as federation,
+        tempfile.TemporaryDirectory() as nowhere,
+        assembled(settings, problem, method, Path(nowhere)) as federation,
     ):
+        check_room(federation, folder)
         progress = federation.start()
         round_ = Round(0, federation.planner.price, Seeds(settings.seed, 0))
         asked, verdict = federation.settle(progress, round_)
         record = federation.record(progress, asked, verdict.outcomes, verdict.round_seconds)
+        server = _server(federation, record.operations)
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     for one, shown in sorted(
         zip(asked, record.devices, strict=True), key=lambda pair: (pair[1].level, pair[1].part)
@@ -57,5 +61,21 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any]) -> d
         "bytes_up": record.bytes_up * settings.rounds,
         "bytes_down": record.bytes_down * settings.rounds,
         "operations": record.operations * settings.rounds,
+        **server,
         "budget_action": settings.allowance and method.action(settings.allowance.resource),
+    }
+
+
+def _server(federation: Federation, operations: float) -> dict[str, float | None]:
+    """The most that a server does which works itself, of the whole run, and how much longer a round is for it.
+
+    None where there is no limit.
+    """
+    if not federation.method.server_work:
+        return {}
+    cap = federation.settings.server_cap
+    most = None if cap is None else cap * operations
+    return {
+        "server_operations_at_most": most and most * federation.settings.rounds,
+        "server_round_seconds_at_most": most and federation.server_seconds(most),
     }

@@ -144,8 +144,10 @@ def simulate(
     With `keep_diverged` a run that diverges is finished with the rounds before, and says so.
     """
     from fedpmt.simulation.assemble import assembled
+    from fedpmt.simulation.room import check_room
 
     with assembled(settings, problem, method, folder) as federation:
+        check_room(federation, folder)
         with Journal(federation, folder) as journal:
             if on_start is not None:
                 on_start()
