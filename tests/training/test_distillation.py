@@ -16,8 +16,8 @@ from fedpmt.submodel.depth import full
 from fedpmt.submodel.part import GLOBAL
 from fedpmt.submodel.width import narrow_start, thinned
 from fedpmt.training.adam import Adam
-from fedpmt.training.batches import channels_last
-from fedpmt.training.distillation import CHUNK, StudentWork, answers, divergence, on_server
+from fedpmt.training.batches import CHUNK, channels_last
+from fedpmt.training.distillation import StudentWork, answers, divergence, on_server
 from fedpmt.training.local import LocalSettings, Rng, Run, Site
 from fedpmt.training.messages import Task
 from fedpmt.training.objective import CLASSIFICATION

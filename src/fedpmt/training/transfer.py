@@ -13,7 +13,8 @@ from torch.nn import functional
 from fedpmt.models.build import FlatLinear
 from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.adam import AdamWork, Moments, SteppedWork
-from fedpmt.training.distillation import CHUNK, answers
+from fedpmt.training.batches import chunks
+from fedpmt.training.distillation import answers
 from fedpmt.training.local import Outcome, Rng, Run, Site
 from fedpmt.types import MODEL, Examples
 
@@ -107,11 +108,7 @@ class EdgeWork(SteppedWork[Edge]):
 def features_of(model: LayeredModel, tensors: Tensors, data: Examples) -> Tensor:
     """What an edge net's stem makes of all samples, in evaluation mode."""
     model.set_training([False] * len(model.structure.layers))
-    pieces = [
-        model.prefix(STEM, tensors, data.take(slice(start, start + CHUNK)).inputs)
-        for start in range(0, len(data), CHUNK)
-    ]
-    return torch.cat(pieces)
+    return torch.cat([model.prefix(STEM, tensors, data.take(span).inputs) for span in chunks(data)])
 
 
 def behind_the_tap(edge: LayeredModel, features: Tensor) -> Tensor:
