@@ -283,9 +283,19 @@ def test_a_prototype_that_never_took_part_is_not_kept() -> None:
         torch.testing.assert_close(after.nets[part.label][name], tensor)  # it was alone in its mean
 
 
-@pytest.mark.parametrize(("key", "value"), [("steps", -1), ("every", 0), ("temperature", 0), ("rate", -1.0)])
-def test_wrong_settings_are_refused(key: str, value: float) -> None:
-    with pytest.raises(SettingError, match=f"feddf.{key} = '{value}' is refused"):
+@pytest.mark.parametrize(
+    ("key", "value", "needed"),
+    [
+        ("steps", -1, "a number of 0 or more"),
+        ("every", 0, "a number of 1 or more"),
+        ("patience", 0, "a number of 1 or more"),
+        ("temperature", 0, "a number above 0"),
+        ("rate", -1.0, "a number above 0"),
+        ("clip", float("nan"), "a number above 0"),
+    ],
+)
+def test_wrong_settings_are_refused(key: str, value: float, needed: str) -> None:
+    with pytest.raises(SettingError, match=f"^feddf.{key} = '{value}' is refused: {needed} is needed$"):
         FedDF(**{key: value})  # type: ignore[arg-type]
 
 

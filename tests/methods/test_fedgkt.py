@@ -327,3 +327,19 @@ def test_sgd_on_devices_takes_the_runs_settings() -> None:
     torch.testing.assert_close(moved["sgd", 0.2], 2 * moved["sgd", 0.1], rtol=1e-3, atol=1e-6)
     assert moved["adam", 0.0].any()
     assert torch.equal(moved["adam", 0.0], moved["adam", 0.1])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "needed"),
+    [
+        ("alpha", -0.1, "a number of 0 or more"),
+        ("server_alpha", float("nan"), "a number of 0 or more"),
+        ("epochs", -1, "a number of 0 or more"),
+        ("weight_decay", -1.0, "a number of 0 or more"),
+        ("temperature", 0, "a number above 0"),
+        ("rate", 0.0, "a number above 0"),
+    ],
+)
+def test_wrong_settings_are_refused(key: str, value: float, needed: str) -> None:
+    with pytest.raises(SettingError, match=f"^fedgkt.{key} = '{value}' is refused: {needed} is needed$"):
+        FedGKT(**{key: value})  # type: ignore[arg-type]

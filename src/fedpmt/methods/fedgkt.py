@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedpmt.complexity.cost import FLOAT_BYTES
-from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
+from fedpmt.methods.base import ABOVE_0, FROM_0, Method, Predictor, Round, Setup, Step
 from fedpmt.submodel.depth import full, suffix
 from fedpmt.submodel.part import GLOBAL, Beside, Part
 from fedpmt.training.messages import Client, Reply, Task
@@ -66,12 +66,14 @@ class FedGKT(Method[Group, "Edge"]):
     optimizer: Literal["adam", "sgd"] = "adam"  # of devices; sgd takes the run's settings
 
     def __post_init__(self) -> None:
-        for key in ("alpha", "server_alpha", "epochs", "weight_decay"):
-            if not getattr(self, key) >= 0:
-                raise SettingError(f"fedgkt.{key} = '{getattr(self, key)}' is refused: it must be 0 or more")
-        for key in ("temperature", "rate"):
-            if not getattr(self, key) > 0:
-                raise SettingError(f"fedgkt.{key} = '{getattr(self, key)}' is refused: it must be above 0")
+        self.require(
+            alpha=(self.alpha >= 0, FROM_0),
+            server_alpha=(self.server_alpha >= 0, FROM_0),
+            temperature=(self.temperature > 0, ABOVE_0),
+            epochs=(self.epochs >= 0, FROM_0),
+            rate=(self.rate > 0, ABOVE_0),
+            weight_decay=(self.weight_decay >= 0, FROM_0),
+        )
 
     def adam(self) -> Adam:
         """AMSGrad, as in the official code."""
