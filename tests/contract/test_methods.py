@@ -248,6 +248,20 @@ def test_assignment_is_a_function_of_round_and_device(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("cap", [2.0, 0.001])
+def test_the_servers_own_work_is_within_its_cap_in_every_round(name: str, cap: float) -> None:
+    """So many times what the round's devices do, be it next to nothing; and some replies are lost on the way."""
+    settings: dict[str, Any] = {**SMALL, "rounds": 3, "failure": 0.2, "options": STAGES.get(name, {})}
+    run = api.run(name, server_cap=cap, **settings)
+    assert any(record.operations > 0 for record in run.rounds)
+    for record in run.rounds:
+        assert 0 <= record.server_operations <= cap * record.operations
+    # Where the cap pays for something, those that have work do it.
+    if cap >= 1 or not method(name).server_work:
+        assert any(record.server_operations for record in run.rounds) == bool(method(name).server_work)
+
+
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("partition", ["iid", "classes:2"])
 def test_same_bits_for_any_number_of_workers(name: str, partition: str) -> None:
     settings: dict[str, Any] = {**SMALL, "partition": partition, "task": "cnn-mnist", "rounds": 3}

@@ -16,6 +16,7 @@ from fedpmt import api
 from fedpmt.data import embedded
 from fedpmt.data.datasets import from_arrays, load
 from fedpmt.data.federated import federate, federate_dataset
+from fedpmt.data.partition import partition as split
 from fedpmt.data.public import NO_LABEL, hold_out
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.seeds import generator
@@ -69,10 +70,16 @@ def test_no_device_holds_public_or_validation_samples(partition: str) -> None:
 
 
 def test_without_any_the_split_is_what_it_was() -> None:
-    with_none = federate("embedded", partition="iid", public="none", **SIZES)
+    """Devices share the whole training set, by the same draw as where nobody has heard of public data."""
     plain = federate("embedded", partition="iid", **SIZES)
-    assert with_none.public is with_none.validation is None
-    np.testing.assert_array_equal(with_none.shard(2).ids, plain.shard(2).ids)
+    assert plain.public is plain.validation is None
+    train = plain.training_set()
+    assert train is not None
+    drawn = split("iid", train.targets, SIZES["devices"], SIZES["samples"], SIZES["partition_seed"])
+    some = federate("embedded", partition="iid", public="holdout:0.1", **SIZES)
+    for device in range(SIZES["devices"]):
+        np.testing.assert_array_equal(plain.shard(device).ids, train.ids[drawn.indices(device)])
+        assert plain.shard(device).ids.tolist() != some.shard(device).ids.tolist()
 
 
 def test_another_data_set_is_scaled_as_the_task_is(tmp_path: Path) -> None:
@@ -156,7 +163,11 @@ def test_compared_methods_hold_the_same_data_and_the_record_has_the_sizes() -> N
     for run in runs:
         assert run.result is not None
         assert (run.result.public_samples, run.result.validation_samples) == (400, 40)
-    assert runs[0].settings["public"] == runs[1].settings["public"]
+    data = [api.paper_problem_of(api.settings_of({**run.settings, "method": "fedavg"})).data for run in runs]
+    alone = api.paper_problem_of(resolve({"method": "fedpmt", "devices": 5, "cohort": 5, "samples": 10})).data
+    for device in range(5):
+        ids = [one.shard(device).ids.tolist() for one in (*data, alone)]
+        assert ids[0] == ids[1] != ids[2]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,10 +13,10 @@ from fedpmt import api
 from fedpmt.data.public import NO_LABEL
 from fedpmt.methods.feddf import WIDEST, Bill, FedDF, teachers
 from fedpmt.submodel.depth import full
-from fedpmt.submodel.width import thinned
-from fedpmt.training.distillation import StudentWork, answers, divergence
+from fedpmt.submodel.width import narrow_start, thinned
+from fedpmt.training.distillation import StudentWork, answers, divergence, on_server
 from fedpmt.types import MODEL, Examples, SettingError
-from support import Bench, flat_cost, samples
+from support import Bench, flat_cost
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Server
@@ -159,13 +158,11 @@ def test_the_best_student_on_validation_data_is_kept_not_the_last(monkeypatch: p
 
 def test_distillation_brings_the_student_to_the_ensemble() -> None:
     bench = Bench(FedDF(steps=200, every=200, rate=0.01))
-    bench.validation = samples(60, seed=5)
     arrived = [bench.reply(device, count=30) for device in range(3)]
     ensemble = teachers(arrived, 12, bench.round(0))
-    method = replace(bench.method)
     round_ = replace(bench.round(0), at_hand=replace(bench.round(0).server, validation=None))
     start = bench.state.tensors
-    refined, _ = method.refined(start, full(bench.state.structure), ensemble, 200, round_)
+    refined, _ = bench.method.refined(start, full(bench.state.structure), ensemble, 200, round_)
     before, after = (
         float(divergence(answers(bench.model, tensors, ensemble), ensemble.targets))
         for tensors in (start, refined)
@@ -281,19 +278,57 @@ def test_a_run_keeps_within_the_cap_and_says_so() -> None:
 
 
 def test_a_prototype_that_never_took_part_is_not_kept() -> None:
+    """Not even when it is asked: from its first reply on it is, and stays as it was where later ones are of others."""
     bench = Bench(FedDF(steps=0))
-    state = bench.method.aggregate(bench.state, [bench.reply(0)], bench.round(0)).state
-    assert set(state.nets) == {WIDEST}
-    assert np.isfinite(float(sum(tensor.sum() for tensor in state.tensors.values())))
+    bench.state = bench.method.aggregate(bench.state, [bench.reply(0)], bench.round(0)).state
+    assert set(bench.state.nets) == {WIDEST}
+    task = bench.method.assign(bench.state, bench.client(1, 120.0), bench.round(1))
+    (part,) = task.offer
+    fresh = narrow_start(bench.state.structure, bench.state.start, part)
+    assert all(torch.equal(task.tensors[MODEL][name], tensor) for name, tensor in fresh.items())
+    assert set(bench.state.nets) == {WIDEST}
+    narrow = bench.reply(1, 1, 120.0)
+    bench.state = bench.method.aggregate(bench.state, [narrow], bench.round(1)).state
+    assert set(bench.state.nets) == {WIDEST, part.label}
+    after = bench.method.aggregate(bench.state, [bench.reply(0, 2)], bench.round(2)).state
+    for name, tensor in narrow.tensors[MODEL].items():
+        assert torch.equal(after.nets[part.label][name], bench.state.nets[part.label][name])
+        torch.testing.assert_close(after.nets[part.label][name], tensor)  # it was alone in its mean
 
 
-@pytest.mark.parametrize(("key", "value"), [("steps", -1), ("every", 0), ("temperature", 0), ("rate", -1.0)])
-def test_wrong_settings_are_refused(key: str, value: float) -> None:
-    with pytest.raises(SettingError, match=f"feddf.{key} = '{value}' is refused"):
+@pytest.mark.parametrize(
+    ("key", "value", "needed"),
+    [
+        ("steps", -1, "a number of 0 or more"),
+        ("every", 0, "a number of 1 or more"),
+        ("patience", 0, "a number of 1 or more"),
+        ("temperature", 0, "a number above 0"),
+        ("rate", -1.0, "a number above 0"),
+        ("clip", float("nan"), "a number above 0"),
+    ],
+)
+def test_wrong_settings_are_refused(key: str, value: float, needed: str) -> None:
+    with pytest.raises(SettingError, match=f"^feddf.{key} = '{value}' is refused: {needed} is needed$"):
         FedDF(**{key: value})  # type: ignore[arg-type]
 
 
-def test_without_validation_data_the_last_student_is_kept() -> None:
+def test_without_validation_data_the_last_student_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def noted(*args: Any, **settings: Any) -> Any:
+        seen.append(on_server(*args, **settings))
+        return seen[-1]
+
+    monkeypatch.setattr("fedpmt.training.distillation.on_server", noted)
+    bench = Bench(FedDF(every=2, patience=1))
+    unseen = replace(bench.round(0), at_hand=replace(bench.round(0).server, validation=None))
+    ensemble = teachers(mixed(bench), 12, unseen)
+    best, steps = bench.method.refined(bench.state.tensors, full(bench.state.structure), ensemble, 5, unseen)
+    assert (steps, len(seen)) == (5, 3)
+    assert best is seen[-1][0]
+
+
+def test_a_run_without_validation_data_takes_all_its_steps() -> None:
     same: dict[str, Any] = {"rounds": 1, "devices": 10, "cohort": 10, "samples": 60, "server_cap": "none"}
     run = api.run("feddf", validation=0, options={"steps": 5}, **same)
     assert run.result is not None

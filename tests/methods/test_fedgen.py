@@ -237,6 +237,23 @@ def test_a_model_without_a_linear_head_is_refused() -> None:
         api.run("fedgen", model=Odd(), train=arrays, test=arrays, devices=4, samples=5, cohort=2, rounds=1)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "needed"),
+    [
+        ("generative", -1.0, "a number of 0 or more"),
+        ("latent", float("nan"), "a number of 0 or more"),
+        ("steps", -1, "a number of 0 or more"),
+        ("rate", 0.0, "a number above 0"),
+        ("noise", 0, "a number of 1 or more"),
+        ("hidden", 0, "a number of 1 or more"),
+        ("decay", 1.5, "a share above 0, at most 1,"),
+    ],
+)
+def test_wrong_settings_are_refused(key: str, value: float, needed: str) -> None:
+    with pytest.raises(SettingError, match=f"^fedgen.{key} = '{value}' is refused: {needed} is needed$"):
+        FedGen(**{key: value})  # type: ignore[arg-type]
+
+
 class TestHeadAlone:
     """Bodies stay, as wide as a device can afford; heads are alike and are averaged."""
 

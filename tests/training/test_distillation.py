@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import pytest
 import torch
@@ -14,9 +16,9 @@ from fedpmt.submodel.depth import full
 from fedpmt.submodel.part import GLOBAL
 from fedpmt.submodel.width import narrow_start, thinned
 from fedpmt.training.adam import Adam
-from fedpmt.training.batches import channels_last
+from fedpmt.training.batches import CHUNK, channels_last
 from fedpmt.training.distillation import StudentWork, answers, divergence, on_server
-from fedpmt.training.local import LocalSettings, Site
+from fedpmt.training.local import LocalSettings, Rng, Run, Site
 from fedpmt.training.messages import Task
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.types import MODEL, Examples
@@ -52,18 +54,47 @@ def test_divergence_by_hand() -> None:
     np.testing.assert_allclose(student.grad.numpy(), (q - p) / 2 / 4, atol=1e-6)
 
 
+def test_many_samples_are_answered_as_each_of_them_is() -> None:
+    """More than fit into one pass, none lost and none out of order."""
+    model = build(NETS["fcnn-mnist"], generator(0, "init"))
+    data = samples(2 * CHUNK + 3, (1, 28, 28), 10)
+    found = answers(model, model.initial(), data)
+    torch.testing.assert_close(found, model.forward(model.initial(), data.inputs), rtol=1e-4, atol=1e-5)
+
+
+@dataclass(frozen=True)
+class Noting(StudentWork):
+    """Notes the samples and the loss of each step."""
+
+    batches: list[list[int]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    def loss(self, run: Run, batch: Examples, rng: Rng) -> torch.Tensor:
+        self.batches.append(batch.ids.tolist())
+        loss = super().loss(run, batch, rng)
+        self.losses.append(float(loss.detach()))
+        return loss
+
+
 def test_so_many_steps_are_taken_over_the_data_as_often_as_it_takes() -> None:
+    """Batches of 4, 4 and 2 out of ten samples, in a new order each time."""
     model = build(NETS["fcnn-mnist"], generator(0, "init"))
     data = samples(10, (1, 28, 28), 10)
     data = Examples(data.inputs, torch.randn(10, 10), data.ids)
     site = Site({GLOBAL: model}, CLASSIFICATION, LocalSettings(1, 4, 0.1))
     part, tensors = full(model.structure), model.initial()
     for steps in (1, 3, 7):
+        work = Noting(Adam(1e-3), total=100)
         trained, moments, loss = on_server(
-            StudentWork(Adam(1e-3), total=100), site, Task((part,), {MODEL: tensors}), part, None, data,
+            work, site, Task((part,), {MODEL: tensors}), part, None, data,
             Seeds(0, 0), steps=steps, rate=1e-3, round_index=0,
         )  # fmt: skip
         assert moments.steps == steps
-        assert loss > 0
+        assert [len(batch) for batch in work.batches] == [4, 4, 2, 4, 4, 2, 4][:steps]
+        seen = [sample for batch in work.batches for sample in batch]
+        passes = [seen[start : start + 10] for start in range(0, len(seen) - 9, 10)]
+        assert all(sorted(one) == list(range(10)) for one in passes)
+        assert len(passes) < 2 or passes[0] != passes[1]
+        assert loss == pytest.approx(np.mean(work.losses))
         assert set(trained) == set(tensors)
         assert not torch.equal(trained["out.weight"], tensors["out.weight"])

@@ -94,7 +94,9 @@ PRINTED = {
 EXTRA = ("fedprox", "ist")
 LEGEND = (
     "Overlap mean: of each entry over the devices that trained it; fill mean: it counts as unchanged for the others. "
-    "`fedprox` and `ist` are not in the paper's table."
+    "`fedprox` and `ist` are not in the paper's table. `ist` deals every device half a net, and in these rounds no "
+    "budget is below what that costs; a smaller one does cut a device's piece "
+    "(`fedpmt run --method ist --task cnn-mnist --budget time=5s --dry-run`)."
 )
 
 NOTES = {
@@ -113,7 +115,8 @@ NOTES = {
     "marks are of the ratio that a device's budget gives it. The server averages; what a device did not get counts "
     "as unchanged.",
     "prunefl": "The mask is one for all devices and is changed now and then: neither static, nor per device. "
-    "Devices do not differ, and the server takes the mean of the active weights.",
+    "Devices do not differ, and the server takes the mean of the active weights. The mask cuts traffic for everybody "
+    "alike, and a mark would say that weak devices send or get less than strong ones.",
     "heterofl": "A narrower slice is also shorter to send and to get: communication is served as computation is.",
     "slimfl": "All devices train all widths, nested in each other, and send everything; it is the channel that "
     "delivers less from some. That is robustness of what arrives, and spares no device a byte.",

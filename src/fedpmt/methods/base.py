@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from fedpmt.seeds import Seeds
+from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -37,6 +38,10 @@ D = TypeVar("D")
 PriceOf = Callable[["Part"], "Cost"]
 Sums = Literal["layers", "entries", "none"]
 """What of the replies a sum can stand for: whole layers, entries of them, or nothing since each reply is needed."""
+
+ABOVE_0, FROM_0, FROM_1 = "a number above 0", "a number of 0 or more", "a number of 1 or more"
+SHARE = "a share above 0, at most 1,"
+"""What settings are limited to, in the words of a refusal."""
 
 Action = Literal["device", "shared", "work", "none"]
 """How a budget acts: on each device's part, on the one part of all, on how many steps a device takes, or not at all."""
@@ -157,6 +162,13 @@ class Method(ABC, Generic[S, D]):
 
     server_work: ClassVar[Literal["", "trains", "clusters"]] = ""
     """What the server does beside averaging, at a price."""
+
+    def require(self, **limits: tuple[bool, str]) -> None:
+        """Refuse the first setting that is not allowed; for each, whether it is and what is needed, in words."""
+        for key, (allowed, needed) in limits.items():
+            if not allowed:
+                name = type(self).__name__.lower()
+                raise SettingError(f"{name}.{key} = '{getattr(self, key)}' is refused: {needed} is needed")
 
     @property
     def combines(self) -> str:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from fedpmt.complexity.cost import FLOAT_BYTES
-from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
+from fedpmt.methods.base import FROM_0, FROM_1, Method, Predictor, Round, Setup, Step
 from fedpmt.methods.fitted import fitted, rate_for
 from fedpmt.submodel.part import GLOBAL, Beside, Part
 from fedpmt.training.messages import Client, Reply, Task
-from fedpmt.types import MODEL, DivergedError, SettingError
+from fedpmt.types import MODEL, DivergedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -67,13 +67,12 @@ class Comet(Method[Clusters, "Personal"]):
     restarts: int = 10  # of k-means
 
     def __post_init__(self) -> None:
-        for key in ("clusters", "asked", "restarts"):
-            if getattr(self, key) < 1:
-                raise SettingError(
-                    f"comet.{key} = '{getattr(self, key)}' is refused: a whole number of at least 1 is needed"
-                )
-        if not self.pull >= 0:
-            raise SettingError(f"comet.pull = '{self.pull}' is refused: it must be 0 or more")
+        self.require(
+            clusters=(self.clusters >= 1, FROM_1),
+            pull=(self.pull >= 0, FROM_0),
+            asked=(self.asked >= 1, FROM_1),
+            restarts=(self.restarts >= 1, FROM_1),
+        )
 
     @property
     def keeps(self) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedpmt.methods.base import Method, Predictor, Round, Server, Setup, Step
+from fedpmt.methods.base import ABOVE_0, FROM_0, FROM_1, Method, Predictor, Round, Server, Setup, Step
 from fedpmt.methods.fitted import fitted, rate_for
 from fedpmt.submodel.depth import full
 from fedpmt.submodel.part import GLOBAL, WHOLE
@@ -82,16 +82,14 @@ class FedDF(Method[Fusion, None]):
     optimizer: Literal["adam", "sgd"] = "adam"
 
     def __post_init__(self) -> None:
-        for key, least in (("steps", 0), ("every", 1), ("patience", 1)):
-            if getattr(self, key) < least:
-                raise SettingError(
-                    f"feddf.{key} = '{getattr(self, key)}' is refused: a whole number of at least {least} is needed"
-                )
-        for key in ("rate", "temperature", "clip"):
-            if not getattr(self, key) > 0:
-                raise SettingError(
-                    f"feddf.{key} = '{getattr(self, key)}' is refused: a number above 0 is needed"
-                )
+        self.require(
+            steps=(self.steps >= 0, FROM_0),
+            rate=(self.rate > 0, ABOVE_0),
+            temperature=(self.temperature > 0, ABOVE_0),
+            every=(self.every >= 1, FROM_1),
+            patience=(self.patience >= 1, FROM_1),
+            clip=(self.clip > 0, ABOVE_0),
+        )
 
     def init(self, setup: Setup) -> Fusion:
         prototype = setup.prototypes[GLOBAL]

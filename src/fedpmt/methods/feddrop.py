@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from fedpmt.complexity.matching import match_keep, rate_within
 from fedpmt.methods.averaging import Averaged, PartAveraging
+from fedpmt.methods.base import SHARE
 from fedpmt.submodel.depth import full
 from fedpmt.submodel.width import first_channels, random_channels, thinned
-from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,10 +45,7 @@ class FedDrop(PartAveraging):
     match: Literal["nearest", "within"] = "nearest"  # what costs nearest to the budget, or the most within it
 
     def __post_init__(self) -> None:
-        if self.keep is not None and not 0 < self.keep <= 1:
-            raise SettingError(
-                f"feddrop.keep = '{self.keep}' is refused: a share above 0, at most 1, is needed"
-            )
+        self.require(keep=(self.keep is None or 0 < self.keep <= 1, SHARE))
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         keep = self.keep or self.matched(state, client, round)

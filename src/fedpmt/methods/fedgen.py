@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.complexity.matching import rate_within
-from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
+from fedpmt.methods.base import ABOVE_0, FROM_0, FROM_1, SHARE, Method, Predictor, Round, Setup, Step
 from fedpmt.submodel.depth import full
 from fedpmt.submodel.part import GLOBAL, WHOLE, Beside, Part
 from fedpmt.submodel.width import first_channels, hidden_groups, kept_count, narrow
@@ -83,14 +83,18 @@ class FedGen(Method[Generating, "Body | None"]):
     hidden: int = 256  # units of the generator
 
     def __post_init__(self) -> None:
-        for key in ("generative", "latent", "weight_decay", "agreement", "variety", "steps"):
-            if not getattr(self, key) >= 0:
-                raise SettingError(f"fedgen.{key} = '{getattr(self, key)}' is refused: it must be 0 or more")
-        for key in ("rate", "noise", "hidden"):
-            if not getattr(self, key) > 0:
-                raise SettingError(f"fedgen.{key} = '{getattr(self, key)}' is refused: it must be above 0")
-        if not 0 < self.decay <= 1:
-            raise SettingError(f"fedgen.decay = '{self.decay}' is refused: above 0 and at most 1 is needed")
+        self.require(
+            generative=(self.generative >= 0, FROM_0),
+            latent=(self.latent >= 0, FROM_0),
+            decay=(0 < self.decay <= 1, SHARE),
+            steps=(self.steps >= 0, FROM_0),
+            rate=(self.rate > 0, ABOVE_0),
+            weight_decay=(self.weight_decay >= 0, FROM_0),
+            agreement=(self.agreement >= 0, FROM_0),
+            variety=(self.variety >= 0, FROM_0),
+            noise=(self.noise >= 1, FROM_1),
+            hidden=(self.hidden >= 1, FROM_1),
+        )
 
     @property
     def keeps(self) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedpmt.complexity.cost import FLOAT_BYTES
-from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
+from fedpmt.methods.base import ABOVE_0, FROM_0, Method, Predictor, Round, Setup, Step
 from fedpmt.submodel.depth import full, suffix
 from fedpmt.submodel.part import GLOBAL, Beside, Part
 from fedpmt.training.messages import Client, Reply, Task
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.structure import Structure
     from fedpmt.training.adam import Adam, Moments
-    from fedpmt.training.local import LocalWork
+    from fedpmt.training.local import LocalWork, Site
     from fedpmt.training.transfer import Edge
     from fedpmt.types import Arrays
 
@@ -66,12 +66,14 @@ class FedGKT(Method[Group, "Edge"]):
     optimizer: Literal["adam", "sgd"] = "adam"  # of devices; sgd takes the run's settings
 
     def __post_init__(self) -> None:
-        for key in ("alpha", "server_alpha", "epochs", "weight_decay"):
-            if not getattr(self, key) >= 0:
-                raise SettingError(f"fedgkt.{key} = '{getattr(self, key)}' is refused: it must be 0 or more")
-        for key in ("temperature", "rate"):
-            if not getattr(self, key) > 0:
-                raise SettingError(f"fedgkt.{key} = '{getattr(self, key)}' is refused: it must be above 0")
+        self.require(
+            alpha=(self.alpha >= 0, FROM_0),
+            server_alpha=(self.server_alpha >= 0, FROM_0),
+            temperature=(self.temperature > 0, ABOVE_0),
+            epochs=(self.epochs >= 0, FROM_0),
+            rate=(self.rate > 0, ABOVE_0),
+            weight_decay=(self.weight_decay >= 0, FROM_0),
+        )
 
     def adam(self) -> Adam:
         """AMSGrad, as in the official code."""
@@ -171,65 +173,85 @@ class FedGKT(Method[Group, "Edge"]):
         return EdgeWork(self.adam() if self.optimizer == "adam" else None, self.alpha, self.temperature)
 
     def aggregate(self, state: Group, replies: Iterable[Reply], round: Round) -> Step[Group]:
-        import numpy as np
         import torch
 
-        from fedpmt.training.distillation import answers, on_server
-        from fedpmt.training.transfer import (
-            EDGE,
-            FEATURES,
-            LABELS,
-            LOGITS,
-            STEM,
-            TRANSFER,
-            ServerHalfWork,
-            behind_the_tap,
-        )
+        from fedpmt.training.distillation import answers
+        from fedpmt.training.transfer import STEM
 
         arrived = sorted(replies, key=lambda reply: reply.device)
         if not arrived:
             return Step(state)
-        told = [reply.tensors[TRANSFER] for reply in arrived]
-        features, logits, labels = (
-            torch.cat([one[key] for one in told]) for key in (FEATURES, LOGITS, LABELS)
-        )
         server = round.server
-        features = behind_the_tap(server.site.models[EDGE], features)
-        data = Examples(features, {LOGITS: logits, LABELS: labels.long()}, np.arange(len(features)))
+        data = gathered(arrived, server.site)
+        bill = Bill.of(round, state.structure, len(data))
+        wanted = self.epochs * bill.batches
+        if bill.total(0) > server.budget:  # not even the pass that would tell devices anything
+            return Step(state, {"server_steps": 0.0, "server_steps_default": float(wanted)})
+        steps = server.affordable(bill.total, wanted)
+        metrics = {}
+        if steps:
+            state, metrics["server_loss"] = self.taught(state, data, steps, round)
+        metrics |= {"server_steps": float(steps), "server_steps_default": float(wanted)}
+        known = answers(server.site.models[GLOBAL], state.tensors, data, STEM)
+        parts = torch.split(known, [reply.samples for reply in arrived])
+        fresh = {reply.device: own.clone() for reply, own in zip(arrived, parts, strict=True)}
+        return Step(replace(state, logits={**state.logits, **fresh}), metrics, bill.total(steps))
+
+    def taught(self, state: Group, data: Examples, steps: int, round: Round) -> tuple[Group, float]:
+        """The server's net after so many steps on what devices told, and its mean loss."""
+        from fedpmt.training.distillation import on_server
+        from fedpmt.training.transfer import STEM, ServerHalfWork
+
         part = suffix(state.structure, STEM, "behind the tap")
         part = replace(part, sent=part.trained)
-        cost = round.price(suffix(state.structure, STEM, ""))
-        batches = -(-len(data) // server.site.settings.batch)
-
-        def operations(steps: int) -> float:
-            # All z_s are computed once, when the net is done; the stem is the devices' to run.
-            return steps * (cost.operations - cost.prefix) + batches * cost.forward
-
-        wanted = self.epochs * batches
-        if operations(0) > server.budget:  # not even the pass that would tell devices anything
-            return Step(state, {"server_steps": 0.0, "server_steps_default": float(wanted)})
-        steps = server.affordable(operations, wanted)
-        tensors, moments, metrics = state.tensors, state.moments, {}
-        if steps:
-            tensors, moments, loss = on_server(
-                ServerHalfWork(self.adam(), self.server_alpha, self.temperature, self.distil),
-                server.site,
-                Task((part,), {MODEL: tensors}),
-                part,
-                moments,
-                data,
-                lambda purpose: round.rng(f"server/{purpose}"),
-                steps=steps,
-                rate=self.rate,
-                round_index=round.index,
-            )
-            metrics["server_loss"] = loss
-        known = answers(server.site.models[GLOBAL], tensors, data, STEM)
-        parts = torch.split(known, [len(one[LABELS]) for one in told])
-        fresh = {reply.device: own.clone() for reply, own in zip(arrived, parts, strict=True)}
-        metrics |= {"server_steps": float(steps), "server_steps_default": float(wanted)}
-        after = replace(state, tensors=tensors, moments=moments, logits={**state.logits, **fresh})
-        return Step(after, metrics, operations(steps))
+        tensors, moments, loss = on_server(
+            ServerHalfWork(self.adam(), self.server_alpha, self.temperature, self.distil),
+            round.server.site,
+            Task((part,), {MODEL: state.tensors}),
+            part,
+            state.moments,
+            data,
+            lambda purpose: round.rng(f"server/{purpose}"),
+            steps=steps,
+            rate=self.rate,
+            round_index=round.index,
+        )
+        return replace(state, tensors=tensors, moments=moments), loss
 
     def predictor(self, state: Group) -> Predictor:
         return Predictor("split", GLOBAL, state.tensors)
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What the server's work of a round costs, in operations."""
+
+    step: float  # a step on one batch; the stem is the devices' to run
+    answer: float  # z_s of one batch
+    batches: int  # of all samples that came
+
+    @classmethod
+    def of(cls, round: Round, structure: Structure, samples: int) -> Bill:
+        """For so many samples."""
+        from fedpmt.training.transfer import STEM
+
+        cost = round.price(suffix(structure, STEM, ""))
+        batches = -(-samples // round.server.site.settings.batch)
+        return cls(cost.operations - cost.prefix, cost.forward, batches)
+
+    def total(self, steps: int) -> float:
+        """So many steps, and all z_s once, when the net is done."""
+        return steps * self.step + self.batches * self.answer
+
+
+def gathered(arrived: list[Reply], site: Site) -> Examples:
+    """What devices told, as the server's samples: features behind the tap, with logits and labels as targets."""
+    import numpy as np
+    import torch
+
+    from fedpmt.training.transfer import EDGE, FEATURES, LABELS, LOGITS, TRANSFER, behind_the_tap
+
+    told = [reply.tensors[TRANSFER] for reply in arrived]
+    features, logits, labels = (torch.cat([one[key] for one in told]) for key in (FEATURES, LOGITS, LABELS))
+    features = behind_the_tap(site.models[EDGE], features)
+    return Examples(features, {LOGITS: logits, LABELS: labels.long()}, np.arange(len(features)))

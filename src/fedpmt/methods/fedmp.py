@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import numpy as np
 
 from fedpmt.complexity.matching import largest_rate
-from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
+from fedpmt.methods.base import ABOVE_0, SHARE, Method, Predictor, Round, Setup, Step
 from fedpmt.submodel.depth import full
 from fedpmt.submodel.part import GLOBAL, Part, take
 from fedpmt.submodel.width import (
@@ -32,7 +32,7 @@ from fedpmt.submodel.width import (
     thinned,
 )
 from fedpmt.training.messages import Client, Reply, Task
-from fedpmt.types import MODEL, SettingError
+from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -116,17 +116,14 @@ class FedMP(Method[Pruning, None]):
     clip: float = 5.0  # rewards beyond this are cut
 
     def __post_init__(self) -> None:
-        limits = {
-            "ratio": (self.ratio is None or 0 <= self.ratio < 1, "a share of 0 or more, below 1,"),
-            "discount": (0 < self.discount <= 1, "a number above 0, at most 1,"),
-            "finest": (self.finest > 0, "a number above 0"),
-            "most": (0 < self.most < 1, "a share between 0 and 1"),
-            "gap": (self.gap > 0, "a number above 0"),
-            "clip": (0 < self.clip < math.inf, "a number above 0"),
-        }
-        for key, (allowed, needed) in limits.items():
-            if not allowed:
-                raise SettingError(f"fedmp.{key} = '{getattr(self, key)}' is refused: {needed} is needed")
+        self.require(
+            ratio=(self.ratio is None or 0 <= self.ratio < 1, "a share of 0 or more, below 1,"),
+            discount=(0 < self.discount <= 1, SHARE),
+            finest=(self.finest > 0, ABOVE_0),
+            most=(0 < self.most < 1, "a share between 0 and 1"),
+            gap=(self.gap > 0, ABOVE_0),
+            clip=(0 < self.clip < math.inf, ABOVE_0),
+        )
 
     @property
     def learns(self) -> bool:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from fedpmt.methods.averaging import Averaged, PartAveraging
+from fedpmt.methods.base import FROM_0
 from fedpmt.submodel.depth import full
-from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from fedpmt.allowance import Resource
@@ -35,8 +35,7 @@ class FedProx(PartAveraging):
     partial: bool = True  # fewer steps on a weak device; else all of them, however long it takes it
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < math.inf:
-            raise SettingError(f"fedprox.mu = '{self.mu}' is refused: a number from 0 is needed")
+        self.require(mu=(0 <= self.mu < math.inf, FROM_0))
 
     @property
     def combines(self) -> str:

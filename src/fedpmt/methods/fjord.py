@@ -16,7 +16,7 @@ from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
 from fedpmt.methods.nested import Nested, NestedMean, nested
 from fedpmt.submodel.part import GLOBAL, Part
 from fedpmt.training.messages import Client, Reply, Task
-from fedpmt.types import MODEL, SettingError
+from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,8 +38,7 @@ class FjORD(Method[Nested, None]):
     distil: bool = False  # p_max teaches p, at the price of both (the paper's KD)
 
     def __post_init__(self) -> None:
-        if self.sizes < 1:
-            raise SettingError(f"fjord.sizes = '{self.sizes}' is refused: at least one width is needed")
+        self.require(sizes=(self.sizes >= 1, "at least one width"))
 
     def widths(self, structure: Structure) -> tuple[Part, ...]:
         """The parts of all p, narrowest first, each with the narrower ones inside."""

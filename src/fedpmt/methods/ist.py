@@ -23,7 +23,6 @@ from fedpmt.submodel.width import (
     narrow,
     without_buffers,
 )
-from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from fedpmt.allowance import Resource
@@ -49,8 +48,7 @@ class IST(PartAveraging):
     )
 
     def __post_init__(self) -> None:
-        if self.subnets is not None and self.subnets < 1:
-            raise SettingError(f"ist.subnets = '{self.subnets}' is refused: at least one is needed")
+        self.require(subnets=(self.subnets is None or self.subnets >= 1, "at least one"))
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """The device's piece of this round's deal, or the first of it that the budget pays for."""

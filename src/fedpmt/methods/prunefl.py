@@ -21,12 +21,12 @@ import numpy as np
 from fedpmt.complexity.budget import Usage
 from fedpmt.complexity.cost import FLOAT_BYTES, Memory
 from fedpmt.complexity.matching import largest_rate
-from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
+from fedpmt.methods.base import ABOVE_0, FROM_0, FROM_1, SHARE, Method, Predictor, Round, Setup, Step
 from fedpmt.submodel.depth import full, suffix
 from fedpmt.submodel.mask import rearranged
 from fedpmt.submodel.part import GLOBAL, WHOLE, Mask, Part, place, take
 from fedpmt.training.messages import Client, Reply, Task
-from fedpmt.types import MODEL, SettingError
+from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -112,22 +112,19 @@ class PruneFL(Method[Sparse, "Squares"]):
     communication: float = 4.52  # time on the link of all weights, in the same units
 
     def __post_init__(self) -> None:
-        limits = {
-            "density": (self.density is None or 0 < self.density <= 1, "a share above 0, at most 1,"),
-            "interval": (self.interval >= 1, "a number of rounds"),
-            "drop": (0 <= self.drop < 1, "a share of 0 or more, below 1,"),
-            "half_life": (self.half_life > 0, "a number above 0"),
-            "initial_rounds": (self.initial_rounds >= 0, "a number of 0 or more"),
-            "sweeps": (self.sweeps >= 1, "a number of 1 or more"),
-            "steady": (self.steady >= 1, "a number of 1 or more"),
-            "change": (self.change >= 0, "a number of 0 or more"),
-            "start_factor": (self.start_factor >= 0, "a number of 0 or more"),
-            "constant": (self.constant > 0, "a number above 0"),
-            "communication": (self.communication >= 0, "a number of 0 or more"),
-        }
-        for key, (allowed, needed) in limits.items():
-            if not allowed:
-                raise SettingError(f"prunefl.{key} = '{getattr(self, key)}' is refused: {needed} is needed")
+        self.require(
+            density=(self.density is None or 0 < self.density <= 1, SHARE),
+            interval=(self.interval >= 1, "a number of rounds"),
+            drop=(0 <= self.drop < 1, "a share of 0 or more, below 1,"),
+            half_life=(self.half_life > 0, ABOVE_0),
+            initial_rounds=(self.initial_rounds >= 0, FROM_0),
+            sweeps=(self.sweeps >= 1, FROM_1),
+            steady=(self.steady >= 1, FROM_1),
+            change=(self.change >= 0, FROM_0),
+            start_factor=(self.start_factor >= 0, FROM_0),
+            constant=(self.constant > 0, ABOVE_0),
+            communication=(self.communication >= 0, FROM_0),
+        )
 
     def init(self, setup: Setup) -> Sparse:
         prototype = setup.prototypes[GLOBAL]

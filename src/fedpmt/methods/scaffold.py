@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from fedpmt.complexity.cost import FLOAT_BYTES
-from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
+from fedpmt.methods.base import ABOVE_0, Method, Predictor, Round, Setup, Step
 from fedpmt.submodel.depth import full
 from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.messages import Client, Reply, Task
-from fedpmt.types import MODEL, SettingError
+from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -54,10 +54,7 @@ class Scaffold(Method[Controlled, "Control"]):
     weight: Literal["samples", "uniform"] = "uniform"  # of y_i in x; c is uniform always
 
     def __post_init__(self) -> None:
-        if not self.server_rate > 0:
-            raise SettingError(
-                f"scaffold.server_rate = '{self.server_rate}' is refused: a number above 0 is needed"
-            )
+        self.require(server_rate=(self.server_rate > 0, ABOVE_0))
 
     @property
     def keeps(self) -> str:

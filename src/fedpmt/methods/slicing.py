@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from fedpmt.complexity.matching import rate_within
 from fedpmt.methods.averaging import Averaged, PartAveraging
+from fedpmt.methods.base import SHARE
 from fedpmt.submodel.width import HIDDEN, of_classes, thinned, without_buffers
-from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,10 +45,7 @@ class SliceAveraging(PartAveraging):
         """I_l(t): which `count` of a layer's channels are in the slice, in order. Both sides know it from r and t."""
 
     def __post_init__(self) -> None:
-        if self.rate is not None and not 0 < self.rate <= 1:
-            raise SettingError(
-                f"{self.name}.rate = '{self.rate}' is refused: a rate above 0, at most 1, is needed"
-            )
+        self.require(rate=(self.rate is None or 0 < self.rate <= 1, SHARE))
 
     @property
     def needs_labels(self) -> bool:

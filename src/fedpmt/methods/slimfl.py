@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from fedpmt.complexity.budget import largest
-from fedpmt.methods.base import Method, Predictor, Step, Sums
+from fedpmt.methods.base import ABOVE_0, FROM_0, Method, Predictor, Step, Sums
 from fedpmt.methods.nested import Nested, NestedMean, nested
 from fedpmt.submodel.part import GLOBAL, Part
 from fedpmt.submodel.width import corners
@@ -62,16 +62,13 @@ class SlimFL(Method[Nested, None]):
             )
         if self.evaluated not in widths:
             raise SettingError.unknown("slimfl.evaluated", self.evaluated, [f"{width:g}" for width in widths])
-        limits = {
-            "narrow_weight": (self.narrow_weight >= 0, "a number of 0 or more"),
-            "full_weight": (self.full_weight > 0, "a number above 0"),
-            "power": (0 < self.power < 1, "a share between 0 and 1"),
-            "rate": (0 < self.rate < math.inf, "a number above 0"),
-            "noise": (0 <= self.noise < math.inf, "a number of 0 or more"),
-        }
-        for key, (allowed, needed) in limits.items():
-            if not allowed:
-                raise SettingError(f"slimfl.{key} = '{getattr(self, key)}' is refused: {needed} is needed")
+        self.require(
+            narrow_weight=(self.narrow_weight >= 0, FROM_0),
+            full_weight=(self.full_weight > 0, ABOVE_0),
+            power=(0 < self.power < 1, "a share between 0 and 1"),
+            rate=(0 < self.rate < math.inf, ABOVE_0),
+            noise=(0 <= self.noise < math.inf, FROM_0),
+        )
 
     def widths(self) -> tuple[float, ...]:
         """The shares, smallest first."""

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedpmt.training.fused import fused_forward
+from fedpmt.training.batches import chunks
+from fedpmt.training.fused import evaluated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from fedpmt.simulation.executors import Executor
     from fedpmt.training.local import LocalWork, Site
     from fedpmt.types import Examples
-
-CHUNK = 500
-"""Fixed, so that the sums are taken in the same order however many workers there are."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +37,13 @@ def evaluate_global(
     """The global model on the test set."""
 
     def scores(site: Site, span: slice) -> tuple[np.ndarray, float]:
-        model = site.models[predictor.model]
-        model.set_training([False] * len(model.structure.layers))
         batch = test.take(span)
         with torch.inference_mode():
-            outputs = fused_forward(model, predictor.tensors, batch.inputs)
-            if outputs is None:
-                outputs = model.forward(predictor.tensors, batch.inputs)
+            outputs = evaluated(site.models[predictor.model], predictor.tensors, batch.inputs)
             loss = float(site.objective.loss(outputs, batch.targets)) * len(batch)
             return site.objective.score(outputs, batch.targets).cpu().numpy(), loss
 
-    spans = [slice(start, start + CHUNK) for start in range(0, len(test), CHUNK)]
-    results = list(executor.map(scores, spans))
+    results = list(executor.map(scores, chunks(test)))
     each = np.concatenate([score for score, _ in results]).astype(np.float64)
     return Evaluation(
         float(each.mean()), sum(loss for _, loss in results) / len(test), by_class(each, test, classes)
@@ -75,8 +68,8 @@ def with_statistics(
             for norm in norms:
                 norm.train()
                 norm.momentum = 1.0  # what is stored is the last batch's
-            for start in range(0, len(shard), CHUNK):
-                batch = shard.take(slice(start, start + CHUNK))
+            for span in chunks(shard):
+                batch = shard.take(span)
                 if len(batch) > 1:  # one sample has no variance
                     own = {name: predictor.tensors[name].clone() for name in buffers}
                     with torch.no_grad():

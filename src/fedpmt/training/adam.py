@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
+from fedpmt.training.local import D, LocalWork, Outcome, Rng, Run, Site
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,18 +84,15 @@ class Stepper:
 
 
 @dataclass(frozen=True)
-class AdamWork(LocalWork[Moments]):
-    """Local work whose steps are Adam's, or SGD's where there is none; it keeps the moments. To be given a loss."""
+class SteppedWork(LocalWork[D]):
+    """Local work whose steps are Adam's, or SGD's where there is none. To be told where moments are kept."""
 
     adam: Adam | None
 
-    def first(self, device: int, rng: Rng) -> Moments:
-        return Moments()
-
-    def start(self, site: Site, task: Task, part: Part, own: Moments | None, data: Examples, rng: Rng) -> Run:
-        run = super().start(site, task, part, own, data, rng)
+    def ready(self, run: Run, moments: Moments) -> Run:
+        """A run that goes on from these moments."""
         if self.adam is not None:
-            run.memo[STEPPER] = Stepper(self.adam, own or Moments())
+            run.memo[STEPPER] = Stepper(self.adam, moments)
         return run
 
     def scale(self, run: Run) -> float:
@@ -108,6 +105,21 @@ class AdamWork(LocalWork[Moments]):
         else:
             run.memo[STEPPER].step(run.params, gradients, self.scale(run))
 
+    def moments(self, run: Run) -> Moments:
+        """What there is to keep."""
+        return Moments() if self.adam is None else run.memo[STEPPER].moments()
+
+
+@dataclass(frozen=True)
+class AdamWork(SteppedWork[Moments]):
+    """Work that keeps the moments and nothing else. To be given a loss."""
+
+    def first(self, device: int, rng: Rng) -> Moments:
+        return Moments()
+
+    def start(self, site: Site, task: Task, part: Part, own: Moments | None, data: Examples, rng: Rng) -> Run:
+        return self.ready(super().start(site, task, part, own, data, rng), own or Moments())
+
     def reply(self, run: Run, own: Moments | None, data: Examples) -> tuple[Outcome, Moments]:
         outcome, _ = super().reply(run, own, data)
-        return outcome, Moments() if self.adam is None else run.memo[STEPPER].moments()
+        return outcome, self.moments(run)

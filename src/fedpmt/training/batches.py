@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 CPU = torch.device("cpu")
 
+CHUNK = 500
+"""Samples that a net answers at a time: fixed, so that sums are taken in one order however many workers there are."""
+
 
 def placed(examples: Examples, device: torch.device = CPU) -> Examples:
     """The same samples as tensors on a device; without a copy where none is needed."""
@@ -25,6 +28,11 @@ def _placed(arrays: Arrays, device: torch.device) -> Arrays:
     if isinstance(arrays, Mapping):
         return {name: _placed(array, device) for name, array in arrays.items()}
     return torch.as_tensor(arrays).to(device)
+
+
+def chunks(examples: Examples) -> list[slice]:
+    """The spans of samples in which a net goes through all of them."""
+    return [slice(start, start + CHUNK) for start in range(0, len(examples), CHUNK)]
 
 
 def channels_last(tensor: Tensor) -> Tensor:

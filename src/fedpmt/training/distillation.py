@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpmt.training.adam import AdamWork, Moments
-from fedpmt.training.fused import fused_forward
+from fedpmt.training.batches import chunks
+from fedpmt.training.fused import evaluated
 from fedpmt.training.local import LocalSettings, LocalWork, Rng, Run, Site, clipped, train
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from fedpmt.submodel.part import Part
     from fedpmt.training.messages import Task
     from fedpmt.types import Examples, Tensors
-
-CHUNK = 500
-"""Samples at a time, always the same, so that sums are taken in the same order."""
 
 SERVER = -1
 """Stands for a device's id where the server trains."""
@@ -91,12 +89,8 @@ def on_server(
 @torch.no_grad()
 def answers(model: LayeredModel, tensors: Tensors, examples: Examples, cut: int = 0) -> Tensor:
     """What a net says to all inputs, in evaluation mode; from layer `cut` on, where inputs are what comes before it."""
-    model.set_training([False] * len(model.structure.layers))
-    pieces = []
-    for start in range(0, len(examples), CHUNK):
-        inputs = examples.take(slice(start, start + CHUNK)).inputs
-        said = None if cut else fused_forward(model, tensors, inputs)
-        if said is None:
-            said = model.suffix(cut, tensors, inputs) if cut else model.forward(tensors, inputs)
-        pieces.append(said)
-    return torch.cat(pieces)
+    batches = (examples.take(span).inputs for span in chunks(examples))
+    if cut:
+        model.set_training([False] * len(model.structure.layers))
+        return torch.cat([model.suffix(cut, tensors, inputs) for inputs in batches])
+    return torch.cat([evaluated(model, tensors, inputs) for inputs in batches])

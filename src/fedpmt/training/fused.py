@@ -163,6 +163,13 @@ def fused_forward(model: LayeredModel, tensors: Tensors, inputs: Tensor) -> Tens
     return chain.forward(_prepared(model, [inputs]))[0, :, :-1]
 
 
+def evaluated(model: LayeredModel, tensors: Tensors, inputs: Tensor) -> Tensor:
+    """The outputs of any model, in evaluation mode; fused where it is a chain known here."""
+    model.set_training([False] * len(model.structure.layers))
+    outputs = fused_forward(model, tensors, inputs)
+    return model.forward(tensors, inputs) if outputs is None else outputs
+
+
 @torch.no_grad()
 def fused_train(
     site: Site,

@@ -6,7 +6,7 @@ G(ε, y) = W_2 relu(norm(W_1 [ε, onehot(y)])),   ε uniform on [0, 1)
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fedpmt.submodel.part import GLOBAL
 from fedpmt.submodel.width import narrow_start
-from fedpmt.training.adam import STEPPER, AdamWork, Moments, Stepper
+from fedpmt.training.adam import AdamWork, Moments
 from fedpmt.training.distillation import answers
 from fedpmt.training.local import LocalWork, Outcome, Reach, Rng, Run, Site
 from fedpmt.types import MODEL
@@ -103,10 +103,9 @@ class GeneratorWork(AdamWork):
             if name not in STATISTICS
         }
         fixed = {name: generator[name].clone() for name in STATISTICS}
-        memo: dict[str, Any] = {**task.tensors[HEADS]}
-        if self.adam is not None:
-            memo[STEPPER] = Stepper(self.adam, own or Moments())
-        return Run(site, task, part, params, fixed, data, lambda tensors, inputs: inputs, memo=memo)
+        memo = {**task.tensors[HEADS]}
+        run = Run(site, task, part, params, fixed, data, lambda tensors, inputs: inputs, memo=memo)
+        return self.ready(run, own or Moments())
 
     def loss(self, run: Run, batch: Examples, rng: Rng) -> Tensor:
         features = generate(run.tensors, batch.inputs, batch.targets, training=True)
@@ -121,8 +120,8 @@ class GeneratorWork(AdamWork):
         return self.agreement * agreement + self.variety * diversity(features, batch.inputs)
 
     def reply(self, run: Run, own: Moments | None, data: Examples) -> tuple[Outcome, Moments]:
-        kept = Moments() if self.adam is None else run.memo[STEPPER].moments()
-        return Outcome({GENERATOR: {name: tensor.detach() for name, tensor in run.tensors.items()}}), kept
+        trained = {name: tensor.detach() for name, tensor in run.tensors.items()}
+        return Outcome({GENERATOR: trained}), self.moments(run)
 
 
 @dataclass(frozen=True)

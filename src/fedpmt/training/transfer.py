@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from fedpmt.models.build import FlatLinear
 from fedpmt.submodel.part import GLOBAL
-from fedpmt.training.adam import STEPPER, Adam, AdamWork, Moments, Stepper
-from fedpmt.training.distillation import CHUNK, answers
-from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
+from fedpmt.training.adam import AdamWork, Moments, SteppedWork
+from fedpmt.training.batches import chunks
+from fedpmt.training.distillation import answers
+from fedpmt.training.local import Outcome, Rng, Run, Site
 from fedpmt.types import MODEL, Examples
 
 if TYPE_CHECKING:
@@ -55,10 +56,9 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class EdgeWork(LocalWork[Edge]):
+class EdgeWork(SteppedWork[Edge]):
     """CE(z_c, y) + α KD(z_c <- z_s), then features, logits and labels of all samples for the server."""
 
-    adam: Adam | None
     alpha: float
     temperature: float  # T
 
@@ -68,9 +68,8 @@ class EdgeWork(LocalWork[Edge]):
     def start(self, site: Site, task: Task, part: Part, own: Edge | None, data: Examples, rng: Rng) -> Run:
         own = own or Edge()
         tensors = own.tensors or site.models[part.model].initial()
-        run = super().start(site, replace(task, tensors={MODEL: tensors}), part.resident(), own, data, rng)
-        if self.adam is not None:
-            run.memo[STEPPER] = Stepper(self.adam, own.moments)
+        local = replace(task, tensors={MODEL: tensors})
+        run = self.ready(super().start(site, local, part.resident(), own, data, rng), own.moments)
         if TEACHER in task.tensors and self.alpha:
             # By the sample's identity: batches come in another order every round.
             run.memo[TEACHER] = task.tensors[TEACHER][LOGITS]
@@ -86,12 +85,6 @@ class EdgeWork(LocalWork[Edge]):
             loss = loss + self.alpha * knowledge(outputs, teacher, self.temperature)
         return loss
 
-    def step(self, run: Run, gradients: dict[str, Tensor], velocity: dict[str, Tensor]) -> None:
-        if self.adam is None:
-            super().step(run, gradients, velocity)
-        else:
-            run.memo[STEPPER].step(run.params, gradients)
-
     def reply(self, run: Run, own: Edge | None, data: Examples) -> tuple[Outcome, Edge]:
         tensors = {name: tensor.detach() for name, tensor in run.tensors.items()}
         model = run.site.models[run.part.model]
@@ -102,8 +95,7 @@ class EdgeWork(LocalWork[Edge]):
             LOGITS: answers(model, tensors, told, STEM),
             LABELS: data.targets.to(torch.int32),
         }
-        moments = run.memo[STEPPER].moments() if self.adam is not None else Moments()
-        return Outcome({MODEL: {}, TRANSFER: tensors_up}), Edge(tensors, moments, data.ids)
+        return Outcome({MODEL: {}, TRANSFER: tensors_up}), Edge(tensors, self.moments(run), data.ids)
 
     def evaluate(self, site: Site, shared: Tensors, own: Edge | None, data: Examples) -> Tensor:
         if own is None:
@@ -116,11 +108,7 @@ class EdgeWork(LocalWork[Edge]):
 def features_of(model: LayeredModel, tensors: Tensors, data: Examples) -> Tensor:
     """What an edge net's stem makes of all samples, in evaluation mode."""
     model.set_training([False] * len(model.structure.layers))
-    pieces = [
-        model.prefix(STEM, tensors, data.take(slice(start, start + CHUNK)).inputs)
-        for start in range(0, len(data), CHUNK)
-    ]
-    return torch.cat(pieces)
+    return torch.cat([model.prefix(STEM, tensors, data.take(span).inputs) for span in chunks(data)])
 
 
 def behind_the_tap(edge: LayeredModel, features: Tensor) -> Tensor:
