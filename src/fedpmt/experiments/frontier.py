@@ -35,6 +35,9 @@ SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)
 DOTS = (1.0, 1.6)
 """Of a variant's line: it has the colour and the symbol of its method."""
 
+MOST = 1.03
+"""Where a panel ends at the latest: just above an accuracy of 100 %."""
+
 POINTER = {"arrowstyle": "-", "linewidth": 0.6, "alpha": 0.7, "relpos": (0, 0.5)}
 
 Track = list[tuple[float, float]]  # what was spent, and the accuracy that it bought
@@ -140,9 +143,16 @@ def draw(contest: Contest, found: Found, every: Sequence[Score], against: Agains
 
 
 def drawn(here: Sequence[Score], leads: Sequence[Lead]) -> list[Score]:
-    """Those with a curve: the strongest form of each method, and of its other forms those that lead somewhere."""
+    """Those with a curve: the strongest form of each method, and of its other forms those that lead somewhere, or stand
+    in for one that diverged.
+    """
     leading = {lead.name for lead in leads}
-    return [one for one in here if not one.entrant.variant or one.entrant.name in leading]
+    whole = {one.entrant.method for one in here if not one.entrant.variant and not one.diverged}
+    return [
+        one
+        for one in here
+        if not one.entrant.variant or one.entrant.name in leading or one.entrant.method not in whole
+    ]
 
 
 def _panel(
@@ -178,7 +188,8 @@ def _panel(
     # Budgets do not act on all methods alike: what they spend is up to ten times apart.
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    axes.set_ylim(0, None)
+    # An interval may reach above all that there is; a panel need not.
+    axes.set_ylim(0, min(axes.get_ylim()[1], MOST))
     low, high = axes.get_ylim()
     leading = {lead.name for lead in leads}
     # Names stand in a column beside the panel, so that however many there are none hides another.
@@ -205,7 +216,11 @@ CAPTIONS: dict[Against, str] = {
 
 def caption(contest: Contest, against: Against, seeds: str) -> str:
     """What stands under a chart."""
-    variants = ", and dotted those of its variants that touch the frontier" if contest.has_variants else ""
+    variants = (
+        ", and dotted those of its variants that touch the frontier or stand in for a form that diverged"
+        if contest.has_variants
+        else ""
+    )
     others = (
         " † and hollow: what is evaluated is not one global model, which is another quantity; they are not on the "
         "frontier."
