@@ -517,6 +517,7 @@ def test_the_guide_says_what_was_measured_and_no_more() -> None:
         row("fedpmt", 0.6, memory_slowest_level=1e6),
         row("feddf", 0.7, server_operations=5.0),
         row("feddf:no-distillation", 0.55),
+        row("feddf:one-net", 0.69, server_operations=9.0, over_budget=0.8),
         row("fedprox", 0.5),
         row("fedprox:mu-0.01", 0.605, diverged=1, runs=3),
         row("comet", 0.9, evaluates="personal"),

@@ -148,15 +148,15 @@ def lean(numbers: Mapping[str, Any], partition: str) -> str:
 
 
 def public(numbers: Mapping[str, Any], partition: str) -> str:
-    """What public data buys: the best with it, the same method without distilling, and the best without that keeps as
-    well to the budget.
+    """What public data buys: the best with it of those that keep to the budget, the same without distilling, and the
+    best without.
     """
     rows = rows_of(numbers, partition)
     holds = [row for row in rows if numbers["needs"][row["entrant"]]["data"]]
     distils, plain = ([row for row in holds if bool(row["server_operations"]) == on] for on in (True, False))
     if not distils:
         return ""
-    best = distils[0]
+    best = min(distils, key=lambda row: float(row["over_budget"]))  # the most accurate of several
     without = [row for row in rows if row not in holds and row["over_budget"] <= best["over_budget"]]
     words = [f"best with it: {told(best)}", *(told(row) for row in plain[:1])]
     return "; ".join([*words, *(f"best without: {told(row)}" for row in without[:1])])
