@@ -97,7 +97,10 @@ def leaderboard(
         ),
     ] = "",
     strongest: Annotated[
-        bool, typer.Option("--strongest", help="Each method in its strongest form only, no variants.")
+        bool,
+        typer.Option(
+            "--strongest", help="Each method in its strongest form, and no variants but those named."
+        ),
     ] = False,
     quick: Quick = False,
     draw_only: DrawOnly = False,
@@ -116,9 +119,8 @@ def leaderboard(
     from fedpmt.experiments.leaderboard import leaderboard as experiment
     from fedpmt.experiments.paper import Scope
 
-    if strongest and entrants:
-        raise SettingError("strongest is refused beside entrants that are named")
-    chosen = STRONGEST if strongest else entrants_of(entrants or [])
+    named = [*(entrants or []), *(one.name for one in STRONGEST if strongest)]
+    chosen = entrants_of(named)
     contest = Contest(
         numbers, data, tuple(partitions), rounds, chosen, quick=quick, data_dir=data_dir, case=case
     )

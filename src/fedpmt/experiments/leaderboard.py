@@ -72,8 +72,10 @@ def leaderboard(contest: Contest) -> Experiment:
 def command_of(contest: Contest) -> str:
     """What makes the page."""
     named = [entrant.name for entrant in contest.entrants]
-    if tuple(contest.entrants) in (ENTRANTS, STRONGEST):
-        named = ["--strongest"] if tuple(contest.entrants) == STRONGEST else []
+    if tuple(contest.entrants) == ENTRANTS:
+        named = []
+    elif {entrant.name for entrant in STRONGEST} <= set(named):
+        named = ["--strongest", *(entrant.name for entrant in contest.entrants if entrant.variant)]
     words = [
         "fedpmt leaderboard",
         *named,
