@@ -53,14 +53,14 @@ PERSONAL_EVERY, PERSONAL_TEST = 4, 1_000
 class Case:
     """A situation that is another than the contest's own: the paper's fleet, and no deadline."""
 
-    about: str
-    fleet: str  # what stands in the page's first sentence
+    about: str = ""  # for titles
+    fleet: str = ""  # what the page says of it
     widths: int | None = None  # |I|, as many levels of speed; None: the net's largest
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 CASES = {
-    "even": Case("an even fleet", "", widths=2),
+    "even": Case("an even fleet", widths=2),
     "deadline": Case(
         "a deadline",
         " A round ends after 15 s, just above FedPMT's longest; what comes later is lost.",
@@ -214,6 +214,11 @@ class Contest:
             raise SettingError(f"data = '{self.data}' is refused with case (allowed: embedded)")
 
     @property
+    def situation(self) -> Case:
+        """What the case comes to."""
+        return CASES[self.case] if self.case else Case()
+
+    @property
     def key(self) -> str:
         """Names its pages, and the spots of documents that are about it.
 
@@ -271,11 +276,9 @@ class Contest:
             "partition_seed": seed,
             **api.HELD_OUT,
         }
-        case = CASES.get(self.case)
-        if case is not None:
-            more |= case.settings
+        more |= self.situation.settings
         scope = Scope(self.seeds, quick=self.data == "embedded", data_dir=self.data_dir)
-        widths = (case.widths if case else None) or net(self.task).widths[0]
+        widths = self.situation.widths or net(self.task).widths[0]
         chosen = scope.settings(entrant.method, self.task, partition, seed, widths, **more)
         return api.settings_of(chosen.model_dump())
 

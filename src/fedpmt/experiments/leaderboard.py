@@ -12,7 +12,6 @@ from fedpmt.experiments.artefact import Artefact, Picture, Table
 from fedpmt.experiments.completion_time import CONFIDENCE
 from fedpmt.experiments.entrants import (
     BUDGET,
-    CASES,
     ENTRANTS,
     PERSONAL_EVERY,
     PERSONAL_TEST,
@@ -58,9 +57,8 @@ CHARTS: tuple[tuple[Against, str], ...] = (("seconds", "time"), ("bytes", "uploa
 def leaderboard(contest: Contest) -> Experiment:
     """The contest as an experiment."""
     name = f"leaderboard-{contest.key}"
-    title = f"All methods under one budget: {DATA_TITLES[contest.data]}"
-    if contest.case:
-        title += f", {CASES[contest.case].about}"
+    about = [DATA_TITLES[contest.data], *([contest.situation.about] if contest.case else [])]
+    title = f"All methods under one budget: {', '.join(about)}"
     return Experiment(
         name,
         "all methods under one budget",
@@ -152,16 +150,15 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
             "personal` of devices' own nets, each on the test samples of the classes it holds; `split` of a device's "
             "part of a net with the part that all share, on all classes. Each such net is tested on "
             f"{PERSONAL_TEST:,} samples of its own draw, or on as many as there are, and {PERSONAL_EVERY} times less "
-            "often than a global model: the time to an accuracy is read off that coarser grid, ≤ where its first "
-            "evaluation is there already."
+            "often than a global model: the time to an accuracy is read off that coarser grid."
         )
     if any(entrant.method == "fedgkt" for entrant in contest.entrants):
         adam = "; but FedGKT's by Adam at its own rate, on both sides"
-    fleet = CASES[contest.case].fleet if contest.case else ""
     return (
         f"**Where FedPMT stands.**\n\n{verdicts or '- No run of it yet.'}\n\n"
         f"{seeds_text(counts)}, {contest.played} rounds on {contest.data}, {one.devices} devices of {speeds} speeds "
-        f"with {one.samples} samples each, {one.cohort} a round.{fleet} Budget `{BUDGET}`: on each level a method gets "
+        f"with {one.samples} samples each, {one.cohort} a round.{contest.situation.fleet} "
+        f"Budget `{BUDGET}`: on each level a method gets "
         "the largest part that takes no more `exact` operations than FedPMT's width there; where the budget cannot act "
         f"on a method, it is over it and the clock shows what that costs. {server}"
         f"For all methods alike {held['public']} is held out as public data and {held['validation']} as "
@@ -172,7 +169,8 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
         f"Accuracy is the mean over the last {100 * TAIL:.0f} % of the rounds, over seeds, with "
         f"{100 * CONFIDENCE:.0f} % intervals. Time is virtual; bytes and operations are of all devices in "
         "all rounds, what is downloaded with index lists, masks and seeds; memory is the most that a device held. An "
-        f"accuracy is reached where the mean over the last {100 * TAIL:.0f} % of the evaluations is there. A run that "
+        f"accuracy is reached where the mean over the last {100 * TAIL:.0f} % of the evaluations is there (≤: already "
+        "at the first evaluation of a run). A run that "
         f"diverges counts as a guess, and reaches nothing.{personal}"
     )
 
