@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     grow.set_defaults(do=do_scale)
 
     inside = commands.add_parser(
-        "own", help="our rounds: the time of each width, of each stage, and of an evaluation"
+        "own", help="our rounds: the time of each depth, of each stage, and of an evaluation"
     )
     _choice(inside)
     inside.add_argument("--repeat", type=int, default=3, metavar="N", help="(%(default)s)")
@@ -346,17 +346,17 @@ def own_text(results: own.OwnResults) -> str:
     from benchmarks.page import table
     from benchmarks.summary import seconds_text
 
-    widths = [
+    depths = [
         [
             one.setting,
             str(one.epochs),
-            str(one.width),
+            str(one.depth),
             seconds_text(one.seconds),
             f"{one.time:.2f}",
             f"{one.operations:.2f}",
             f"{one.time / one.operations - 1:+.0%}",
         ]
-        for one in results.widths
+        for one in results.depths
     ]
     stages = [
         [one.setting, *map(seconds_text, (one.gathered, one.laid_out, one.trained, one.read_back))]
@@ -370,10 +370,10 @@ def own_text(results: own.OwnResults) -> str:
         [one.setting, *map(seconds_text, (one.seconds, one.plain_seconds)), f"{one.faster:.1f} x"]
         for one in results.modules
     ]
-    head = ("setting", "E", "width", "a device's round", "time of the full", "`exact` of the full", "apart")
+    head = ("setting", "E", "depth", "a device's round", "time of the full", "`exact` of the full", "apart")
     return "\n\n".join(
         (
-            table(head, widths),
+            table(head, depths),
             table(("setting", "samples gathered", "weights laid out", "trained", "read back"), stages),
             table(("setting", "a round", "with an evaluation", "evaluation over round"), evaluations),
             table(("setting", "any other module", "plain PyTorch loop", "ours is faster"), modules),

@@ -15,7 +15,7 @@ from benchmarks.environments import python_of
 from benchmarks.machine import Machine, best, cores, describe
 from benchmarks.runner import Way, environment
 from fedpmt.aggregation import CoverageMean
-from fedpmt.submodel.part import WHOLE, Part
+from fedpmt.parts.part import WHOLE, Part
 
 TENSORS = 10
 PARAMETERS = 100_000_000

@@ -139,7 +139,7 @@ def methods_text(results: MethodResults) -> str:
     ]
     about = (
         f"A round of each method on {results.setting}, in turn, median of {results.repeat} repetition(s) of"
-        f" {results.rounds} rounds; each device has a budget of as many `exact` operations as FedPMT's width takes"
+        f" {results.rounds} rounds; each device has a budget of as many `exact` operations as FedPMT's depth takes"
         " on its level."
     )
     head = ("method", "a round", "time over FedAvg's", "operations over FedAvg's", "fast path")

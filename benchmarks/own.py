@@ -1,4 +1,4 @@
-"""Our own rounds: the time of each width against `exact` pricing, of each stage, of an evaluation, of any module."""
+"""Our own rounds: the time of each depth against `exact` pricing, of each stage, of an evaluation, of any module."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from benchmarks.results import Measurement
 from benchmarks.runner import Way, measure, ways
 from benchmarks.settings import FEDAVG, Setting
 from fedpmt.api import paper_problem_of, settings_of
+from fedpmt.kernels.fused import fused_train
+from fedpmt.kernels.native import laid_out, read_back, shapes_of
+from fedpmt.parts.depth import suffixes
+from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import make_price
 from fedpmt.simulation.placement import PlacedData
 from fedpmt.simulation.schedule import local_settings
-from fedpmt.submodel.depth import widths
-from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.batches import CPU, placed
-from fedpmt.training.fused import fused_train
 from fedpmt.training.local import Site
 from fedpmt.training.messages import Task
-from fedpmt.training.native import laid_out, read_back, shapes_of
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from fedpmt.parts.part import Part
     from fedpmt.settings import Settings
     from fedpmt.simulation.problem import Problem
-    from fedpmt.submodel.part import Part
 
 
-class WidthTime(BaseModel):
-    """One width of one net, relative to the full model."""
+class DepthTime(BaseModel):
+    """One depth of one net, relative to the full model."""
 
     setting: str
     epochs: int
-    width: int
+    depth: int
     seconds: float  # of a device's local round on one core
-    time: float  # over the full width's
-    operations: float  # `exact`, over the full width's
+    time: float  # over the full depth's
+    operations: float  # `exact`, over the full depth's
 
 
 class StageTime(BaseModel):
-    """Where one device's round at full width goes, in seconds on one core."""
+    """Where one device's round at full depth goes, in seconds on one core."""
 
     setting: str
     gathered: float  # its samples, from the training set
@@ -93,18 +93,18 @@ class OwnResults(BaseModel):
     """One run of this part of the benchmark."""
 
     machine: Machine
-    widths: list[WidthTime] = []
+    depths: list[DepthTime] = []
     stages: list[StageTime] = []
     evaluations: list[EvaluationTime] = []
     modules: list[ModuleTime] = []
 
 
 def run(plan: Plan, *, epochs: Sequence[int] = (1, 5)) -> OwnResults:
-    """Each setting's widths, then its evaluation; `plan.repeat` repetitions in turn."""
+    """Each setting's depths, then its evaluation; `plan.repeat` repetitions in turn."""
     results = OwnResults(machine=describe())
     for setting in plan.settings:
         for count in epochs:
-            results.widths += width_times(setting, count, plan)
+            results.depths += depth_times(setting, count, plan)
         stages = stage_times(setting, plan)
         if stages is not None:
             results.stages.append(stages)
@@ -114,12 +114,12 @@ def run(plan: Plan, *, epochs: Sequence[int] = (1, 5)) -> OwnResults:
     return results
 
 
-def width_times(setting: Setting, epochs: int, plan: Plan) -> list[WidthTime]:
-    """A device's local round at every width, as the simulator runs it, on one thread."""
+def depth_times(setting: Setting, epochs: int, plan: Plan) -> list[DepthTime]:
+    """A device's local round at every depth, as the simulator runs it, on one thread."""
     settings, problem = _problem(setting, epochs, plan)
     site = Site({GLOBAL: problem.model}, problem.objective, local_settings(settings))
     weights = problem.model.initial()
-    parts = widths(problem.model.structure, settings.widths or problem.widths)
+    parts = suffixes(problem.model.structure, settings.depths or problem.depths)
     data = placed(problem.data.shard(0), CPU)
 
     def once(part: Part) -> float:
@@ -136,10 +136,10 @@ def width_times(setting: Setting, epochs: int, plan: Plan) -> list[WidthTime]:
     price = make_price(settings, problem)
     full, most = median(seconds[-1]), price(parts[-1]).sustained
     return [
-        WidthTime(
+        DepthTime(
             setting=setting.name,
             epochs=epochs,
-            width=number,
+            depth=number,
             seconds=median(taken),
             time=median(taken) / full,
             operations=price(part).sustained / most,
@@ -149,7 +149,7 @@ def width_times(setting: Setting, epochs: int, plan: Plan) -> list[WidthTime]:
 
 
 def stage_times(setting: Setting, plan: Plan) -> StageTime | None:
-    """A device's round at full width, stage by stage; None where there is no compiled code."""
+    """A device's round at full depth, stage by stage; None where there is no compiled code."""
     settings, problem = _problem(setting, 1, plan)
     site = Site({GLOBAL: problem.model}, problem.objective, local_settings(settings))
     data = PlacedData(problem.data, CPU, images_last=True)
@@ -157,7 +157,7 @@ def stage_times(setting: Setting, plan: Plan) -> StageTime | None:
     shapes = shapes_of(problem.model, weights, data.shard(0).inputs)
     if shapes is None:
         return None
-    part = widths(problem.model.structure, settings.widths or problem.widths)[-1]
+    part = suffixes(problem.model.structure, settings.depths or problem.depths)[-1]
     task, names = Task((part,), {MODEL: weights}), frozenset(weights)
     taken: list[tuple[float, ...]] = []
     with _one_thread():

@@ -38,8 +38,8 @@ class Setting:
 
     @property
     def levels(self) -> str:
-        """The fleet of unequal devices: one level per width of the paper's."""
-        return FIVE_LEVELS if self.net.widths[0] == 5 else FOUR_LEVELS
+        """The fleet of unequal devices: one level per depth of the paper's."""
+        return FIVE_LEVELS if self.net.depths[0] == 5 else FOUR_LEVELS
 
     def ours(self, method: str) -> dict[str, Any]:
         """Settings of our own run beyond those that every peer is given."""

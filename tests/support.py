@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedpmt.complexity.budget import Budget
-from fedpmt.complexity.cost import Cost, Memory
 from fedpmt.methods.base import Prototype, Round, Server, Setup
 from fedpmt.models.layered import LayeredModel, layered
+from fedpmt.parts.part import GLOBAL
+from fedpmt.pricing.budget import Budget
+from fedpmt.pricing.cost import Cost, Memory
 from fedpmt.seeds import Seeds
-from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.local import LocalSettings, Site, train
 from fedpmt.training.messages import Client, Reply
 from fedpmt.training.objective import CLASSIFICATION
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedpmt.methods.base import Method
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
 
 SMALL = {"devices": 10, "samples": 20, "cohort": 5, "batch": 10, "rounds": 2, "lr": 0.1}
 """Settings of a run that takes a moment."""
@@ -80,7 +80,7 @@ def stored_accuracy(folder: Path, module: nn.Module, test: tuple[np.ndarray, np.
 
 def flat_price(model: LayeredModel, **others: LayeredModel) -> Callable[[Part], Cost]:
     """A stand-in for a price: operations are the number of trained entries."""
-    from fedpmt.submodel.part import size
+    from fedpmt.parts.part import size
 
     models = {GLOBAL: model, **others}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedpmt.aggregation import CoverageMean
-from fedpmt.submodel.part import WHOLE, Indices, Mask, Part, Selection
+from fedpmt.parts.part import WHOLE, Indices, Mask, Part, Selection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,18 +69,18 @@ def test_equation_7_by_device(
 def test_equation_7_by_layer(
     case: tuple[dict[str, np.ndarray], list[tuple[list[int], dict[str, np.ndarray], int]]],
 ) -> None:
-    """Σ_i 1/|S_i+| Σ_{k in S_i+} g_k ∘ Υ^{|I|-i+1}: S_i+ all of width i or more, |I| = |L|."""
+    """Σ_i 1/|S_i+| Σ_{k in S_i+} g_k ∘ Υ^{|I|-i+1}: S_i+ all of depth i or more, |I| = |L|."""
     weights, devices = case
-    widths = [1 + sum(mask) % len(LAYERS) for mask, _, _ in devices]  # i of each device
+    depths = [1 + sum(mask) % len(LAYERS) for mask, _, _ in devices]  # i of each device
     suffixes = [
-        ([int(position >= len(LAYERS) - width) for position in range(len(LAYERS))], local, 7)
-        for width, (_, local, _) in zip(widths, devices, strict=True)
+        ([int(position >= len(LAYERS) - depth) for position in range(len(LAYERS))], local, 7)
+        for depth, (_, local, _) in zip(depths, devices, strict=True)
     ]
     result = folded(weights, suffixes)
     names = list(LAYERS)
     for i in range(1, len(LAYERS) + 1):
         name = names[len(LAYERS) - i]  # layer |I| - i + 1, counted from 1
-        members = [local for width, (_, local, _) in zip(widths, suffixes, strict=True) if width >= i]
+        members = [local for depth, (_, local, _) in zip(depths, suffixes, strict=True) if depth >= i]
         change = (
             np.mean([local[name].astype(np.float64) - weights[name] for local in members], axis=0)
             if members

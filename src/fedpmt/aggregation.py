@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from fedpmt.submodel.part import Indices, Whole, add_at, take
-from fedpmt.training.native import native_add_at, native_fold
+from fedpmt.kernels.native import native_add_at, native_fold
+from fedpmt.parts.part import Indices, Whole, add_at, take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
 
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
     from fedpmt.types import Tensors
 
 Rule = Literal["overlap", "fill", "zero"]

@@ -184,11 +184,11 @@ def _digest(model: nn.Module, *arrays: Arrays) -> str:
 
 def shared_of(settings: Settings) -> dict[str, Any]:
     """What a method takes from the run where it has a field of that name."""
-    shared: dict[str, Any] = {"widths": settings.widths, "splitting": settings.splitting}
-    if settings.widths is None and settings.task != OWN_TASK:
+    shared: dict[str, Any] = {"depths": settings.depths, "splitting": settings.splitting}
+    if settings.depths is None and settings.task != OWN_TASK:
         from fedpmt.models.nets import net
 
-        shared["widths"] = net(settings.task).widths[0]
+        shared["depths"] = net(settings.task).depths[0]
     return shared
 
 
@@ -238,15 +238,15 @@ def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None
         settings.allowance.check_levels(str(settings.budget), len(fleet.level_speeds))
     if settings.task != OWN_TASK:
         layers = net(settings.task).layers
-        count = settings.widths or net(settings.task).widths[0]
+        count = settings.depths or net(settings.task).depths[0]
         if count > layers:
             raise SettingError(
-                f"widths = {count} is refused: {settings.task} has {layers} layers, so 1 to {layers} widths"
+                f"depths = {count} is refused: {settings.task} has {layers} layers, so 1 to {layers} depths"
             )
         if settings.assign == "level" and len(fleet.level_speeds) != count:
             raise SettingError(
-                f"assign = 'level' needs as many widths as levels: there are {count} widths and "
-                f"{len(fleet.level_speeds)} levels (set --widths or --levels, or use --assign deadline)"
+                f"assign = 'level' needs as many depths as levels: there are {count} depths and "
+                f"{len(fleet.level_speeds)} levels (set --depths or --levels, or use --assign deadline)"
             )
 
 
@@ -364,7 +364,7 @@ def predict(settings: Settings, out: str | Path = ".") -> dict[str, Any]:
 def plan_table(settings: Settings) -> dict[str, Any]:
     """What each device of a fleet would train of a paper task, and how long it would take."""
     from fedpmt.devices.fleet import make_fleet
-    from fedpmt.planning import table
+    from fedpmt.pricing import plan_table as table
     from fedpmt.simulation.assemble import plan
 
     fleet = make_fleet(settings)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fedpmt.allowance import ROUNDING
+from fedpmt.resources import ROUNDING
 from fedpmt.types import SettingError
 
 CONFIG, ROUNDS, RESULT = "config.json", "rounds.jsonl", "result.json"
@@ -51,7 +51,7 @@ class DeviceRecord(Record):
     device: int
     level: int  # 1 is the slowest level
     speed: float  # κ_k, relative to the fastest level
-    part: str  # what it trained, e.g. "width 3" or "keep 0.54"
+    part: str  # what it trained, e.g. "depth 3" or "keep 0.54"
     samples: int  # |D_k|
     seconds: float  # T_k: training plus transfer, virtual
     transfer_seconds: float = 0.0

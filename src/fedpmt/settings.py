@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from fedpmt.allowance import Allowance, parse_budget
 from fedpmt.records import EXECUTION
+from fedpmt.resources import Allowance, parse_budget
 from fedpmt.types import Scalar, SettingError
 
 if TYPE_CHECKING:
@@ -113,13 +113,13 @@ class Settings(BaseModel):
     )
     assign: Literal["deadline", "level"] = Field(
         "deadline",
-        description="deadline: the largest width that fits; level: level i gets width i, as in the paper",
+        description="deadline: the largest depth that fits; level: level i gets depth i, as in the paper",
     )
     deadline: float | None = Field(None, gt=0, description="seconds per round, later replies are dropped")
     budget: str | None = Field(
         None,
         description="what each method may spend on a device: operations, time, bytes, upload or memory, as much as "
-        "FedPMT's width takes there; or a share of the whole model, as operations=0.4, an amount, as time=20s, "
+        "FedPMT's depth takes there; or a share of the whole model, as operations=0.4, an amount, as time=20s, "
         "memory=8MiB, or one for each level, as upload=0.2,0.5,1. Default: operations, as the methods match them",
     )
     full_seconds: float = Field(10.0, gt=0, description="seconds for one epoch of the full model at speed 1")
@@ -127,14 +127,14 @@ class Settings(BaseModel):
     prefix: Literal["cache", "recompute"] = Field(
         "cache", description="frozen layers' activations: computed once per round, or for each batch"
     )
-    widths: int | None = Field(
-        None, ge=1, description="number of widths |I|; default: the paper's larger one, else one per layer"
+    depths: int | None = Field(
+        None, ge=1, description="number of depths |I|; default: the paper's larger one, else one per layer"
     )
     splitting: Literal["server", "device"] = Field(
-        "server", description="who chooses the width: Option I or Option II"
+        "server", description="who chooses the depth: Option I or Option II"
     )
     speeds: Literal["stated", "measured"] = Field(
-        "stated", description="speeds that widths are fitted to: the fleet's, or fitted to measured seconds"
+        "stated", description="speeds that depths are fitted to: the fleet's, or fitted to measured seconds"
     )
     speed_weight: float = Field(0.5, gt=0, le=1, description="weight of the newest measurement of a speed")
     drift: str = Field(
@@ -246,7 +246,7 @@ class Settings(BaseModel):
         held_out(self.public, self.validation, 1)
         if self.speeds == "measured" and (self.assign == "level" or self.splitting == "device"):
             raise SettingError(
-                "speeds = 'measured' needs a server that fits widths to speeds: "
+                "speeds = 'measured' needs a server that fits depths to speeds: "
                 "assign = 'deadline' and splitting = 'server'"
             )
         if self.cohort > self.devices:

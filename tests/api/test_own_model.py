@@ -152,7 +152,7 @@ def test_training_starts_from_the_modules_own_weights_and_leaves_them_alone() ->
 
 def test_methods_can_be_values_with_their_own_settings() -> None:
     runs = fedpmt.compare(
-        [fedpmt.FedPMT(widths=2), fedpmt.FedDrop(keep=0.5, scope="all"), fedpmt.FedAvg()],
+        [fedpmt.FedPMT(depths=2), fedpmt.FedDrop(keep=0.5, scope="all"), fedpmt.FedAvg()],
         task="cnn-mnist",
         seeds=[0, 1],
         rounds=1,
@@ -161,9 +161,9 @@ def test_methods_can_be_values_with_their_own_settings() -> None:
         cohort=5,
     )
     assert [run.settings["method"] for run in runs] == ["fedpmt", "feddrop", "fedavg"] * 2
-    assert runs[0].settings["widths"] == 2
+    assert runs[0].settings["depths"] == 2
     assert {device.part for device in runs[1].rounds[0].devices} == {"keep 0.50"}
-    assert {device.part for device in runs[0].rounds[0].devices} == {"width 1", "width 2"}
+    assert {device.part for device in runs[0].rounds[0].devices} == {"depth 1", "depth 2"}
 
 
 @pytest.mark.parametrize(

@@ -134,15 +134,15 @@ def test_a_fleet_file_that_changed_is_noticed_on_resume(
 
 def test_a_method_value_and_keywords_agree_or_are_refused() -> None:
     tiny: dict[str, Any] = {"rounds": 1, "devices": 5, "samples": 20, "cohort": 5}
-    run = fedpmt.run(fedpmt.FedPMT(), widths=1, **tiny)
-    assert {device.part for device in run.rounds[0].devices} == {"width 1"}
+    run = fedpmt.run(fedpmt.FedPMT(), depths=1, **tiny)
+    assert {device.part for device in run.rounds[0].devices} == {"depth 1"}
     assert fedpmt.run(fedpmt.FedPMT(), splitting="device", **tiny).settings["splitting"] == "device"
     by_value, by_name = fedpmt.run(fedpmt.FedPMT(), **tiny), fedpmt.run("fedpmt", **tiny)
     assert by_value.result is not None
     assert by_name.result is not None
     assert by_value.result.weights_sha256 == by_name.result.weights_sha256
     with pytest.raises(SettingError, match="FedPMT was made with '2'"):
-        fedpmt.run(fedpmt.FedPMT(widths=2), widths=3, **tiny)
+        fedpmt.run(fedpmt.FedPMT(depths=2), depths=3, **tiny)
     with pytest.raises(SettingError, match="feddrop needs speeds"):
         fedpmt.run("feddrop", splitting="device", **tiny)
 

@@ -19,7 +19,7 @@ from benchmarks.runner import Way, _parse, command, ways
 from benchmarks.scale import Point, ScaleResults, places
 from benchmarks.settings import SETTINGS, SMOKE, Variant
 from benchmarks.summary import Spread, partial, ratio, rows, share_of_peak, spread, tolerance
-from fedpmt.training.native import library
+from fedpmt.kernels.native import library
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -231,15 +231,15 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "allowed: ours, plain" in capsys.readouterr().err
 
 
-def test_own_rounds_are_measured_width_by_width(tmp_path: Path) -> None:
-    """The full width is the unit of both columns, and an evaluated round is told apart from a plain one."""
+def test_own_rounds_are_measured_depth_by_width(tmp_path: Path) -> None:
+    """The full depth is the unit of both columns, and an evaluated round is told apart from a plain one."""
     plan = Plan((SMOKE,), repeat=1, warmup=1, rounds=3, work=tmp_path, own_environment=False)
     results = own.run(plan, epochs=(1,))
-    assert [one.width for one in results.widths] == [1, 2, 3, 4]
-    assert (results.widths[-1].time, results.widths[-1].operations) == (1, 1)
+    assert [one.depth for one in results.depths] == [1, 2, 3, 4]
+    assert (results.depths[-1].time, results.depths[-1].operations) == (1, 1)
     assert all(
         narrow.operations < wide.operations
-        for narrow, wide in zip(results.widths, results.widths[1:], strict=False)
+        for narrow, wide in zip(results.depths, results.depths[1:], strict=False)
     )
     assert results.evaluations[0].round_seconds > 0
     assert min(results.modules[0].seconds, results.modules[0].plain_seconds) > 0

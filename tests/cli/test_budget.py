@@ -113,7 +113,7 @@ def test_a_run_is_the_same_from_its_record_and_after_an_interrupt(tmp_path: Path
 def test_option_two_keeps_to_the_budget_too(tmp_path: Path) -> None:
     small = {**SMALL, "assign": "deadline"}
     run = fedpmt.run("fedpmt", splitting="device", budget="upload=100kB", out=tmp_path, **small)
-    assert {device.part for step in run.rounds for device in step.devices} == {"width 1"}
+    assert {device.part for step in run.rounds for device in step.devices} == {"depth 1"}
 
 
 def test_the_page_shows_budgets_only_where_there_are_some(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fedpmt.simulation import executors
 RUN_FLAGS = (
     "--method --task --data --data-dir --partition --partition-seed --public --validation --devices --samples "
     "--cohort --sampling --levels --level-draw --fleet --availability --failure --over-select --assign "
-    "--deadline --full-seconds --mode --prefix --widths --splitting --server-cap --server-speed --epochs "
+    "--deadline --full-seconds --mode --prefix --depths --splitting --server-cap --server-speed --epochs "
     "--batch --lr --schedule --momentum --weight-decay --rounds --seed --workers --executor --eval-every "
     "--target --time-budget --checkpoint-seconds --set --out --resume --dry-run --json --config"
 )
@@ -29,13 +29,13 @@ FLAGS = {
     "run": RUN_FLAGS,
     "compare": "METHOD... --seeds "
     + " ".join(flag for flag in RUN_FLAGS.split() if flag not in NOT_OF_COMPARE),
-    "cost": "--task --mode --widths --draw --json",
+    "cost": "--task --mode --depths --draw --json",
     "plan": (
         "--task --data --devices --samples --levels --fleet --availability --assign --deadline --full-seconds "
-        "--mode --prefix --widths --epochs --batch --momentum --config --json"
+        "--mode --prefix --depths --epochs --batch --momentum --config --json"
     ),
     "profile": (
-        "--task --data --samples --full-seconds --mode --prefix --widths --epochs --batch --lr --momentum --name "
+        "--task --data --samples --full-seconds --mode --prefix --depths --epochs --batch --lr --momentum --name "
         "--repeat --config --json"
     ),
     "methods": "--json",
@@ -44,8 +44,8 @@ FLAGS = {
     "data get": "NAME --data-dir",
     "report": "RUN... --out --targets --title --json",
 }
-WIDTH_KEYS = (
-    "width frozen operations ratio upload_bytes overhead_bytes memory_bytes "
+DEPTH_KEYS = (
+    "depth frozen operations ratio upload_bytes overhead_bytes memory_bytes "
     "feddrop_keep feddrop_operations feddrop_within_budget"
 )
 
@@ -166,7 +166,7 @@ def test_dry_run_trains_nothing_and_writes_nothing(elsewhere: Path, monkeypatch:
     called = call("run", *TINY, "--dry-run")
     assert called.code == 0
     assert list(elsewhere.iterdir()) == []
-    for words in ("│ batch", "│ levels", "width 1", "width 4", "upload", "memory", "predicted: "):
+    for words in ("│ batch", "│ levels", "depth 1", "depth 4", "upload", "memory", "predicted: "):
         assert words in called.out
     with pytest.raises(AssertionError, match="a device was trained"):
         call("run", *TINY)
@@ -300,24 +300,24 @@ def test_compare(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["exact", "paper"])
 def test_cost_json(mode: str) -> None:
-    """One object; a width for each row, the last one the whole model."""
+    """One object; a depth for each row, the last one the whole model."""
     called = call("cost", "--task", "cnn-mnist", "--mode", mode, "--json")
     assert called.code == 0
     assert len(called.out.splitlines()) == 1
     table = called.json
     assert (table["task"], table["mode"]) == ("cnn-mnist", mode)
     assert [layer["name"] for layer in table["layers"]] == ["conv1", "conv2", "fc1", "out"]
-    assert all(set(WIDTH_KEYS.split()) <= set(row) for row in table["widths"])
-    assert [row["width"] for row in table["widths"]] == [1, 2, 3, 4]
-    assert [len(row["frozen"]) for row in table["widths"]] == [3, 2, 1, 0]
-    assert table["widths"][-1]["ratio"] == 1
-    assert table["widths"][-1]["upload_bytes"] == 4 * sum(layer["parameters"] for layer in table["layers"])
+    assert all(set(DEPTH_KEYS.split()) <= set(row) for row in table["depths"])
+    assert [row["depth"] for row in table["depths"]] == [1, 2, 3, 4]
+    assert [len(row["frozen"]) for row in table["depths"]] == [3, 2, 1, 0]
+    assert table["depths"][-1]["ratio"] == 1
+    assert table["depths"][-1]["upload_bytes"] == 4 * sum(layer["parameters"] for layer in table["layers"])
 
 
 def test_cost_in_text_and_drawn(tmp_path: Path) -> None:
-    """The tables name layers and widths; `--draw` writes a picture."""
+    """The tables name layers and depths; `--draw` writes a picture."""
     picture = tmp_path / "net.svg"
-    called = call("cost", "--widths", "2", "--draw", picture)
+    called = call("cost", "--depths", "2", "--draw", picture)
     assert called.code == 0
     for words in ("weight gradient", "fc4", "FedDrop keep", "100.00%"):
         assert words in called.out
@@ -334,25 +334,25 @@ def test_plan_by_level_gives_the_papers_times() -> None:
     assert [row["seconds"] for row in table["devices"]] == pytest.approx(
         [23.0, 23.2, 26.4, 18.8, 10.0], abs=1e-6
     )
-    assert [row["width"] for row in table["devices"]] == [1, 2, 3, 4, 5]
+    assert [row["depth"] for row in table["devices"]] == [1, 2, 3, 4, 5]
     assert table["round_seconds"] == pytest.approx(26.4, abs=1e-6)
     assert table["fedavg_round_seconds"] == pytest.approx(50, abs=1e-6)
 
 
-def test_plan_by_deadline_gives_the_largest_width_that_fits() -> None:
+def test_plan_by_deadline_gives_the_largest_depth_that_fits() -> None:
     """At 26.5 s the device of speed 1/2 has time for the full model: 20 s."""
     table = call(*PLAN, "--assign", "deadline", "--deadline", "26.5", "--json").json
     (half,) = (row for row in table["devices"] if row["speed"] == 0.5)
-    assert (half["width"], half["frozen"], half["fits"]) == (5, [], True)
+    assert (half["depth"], half["frozen"], half["fits"]) == (5, [], True)
     assert half["seconds"] == pytest.approx(20.0, abs=1e-6)
-    assert [row["width"] for row in table["devices"]] == [1, 2, 3, 5, 5]
+    assert [row["depth"] for row in table["devices"]] == [1, 2, 3, 5, 5]
 
 
 def test_plan_says_who_is_too_slow() -> None:
-    """A deadline that nobody can meet leaves the smallest width, marked as late."""
+    """A deadline that nobody can meet leaves the smallest depth, marked as late."""
     table = call(*PLAN, "--deadline", "1", "--json").json
     assert [row["fits"] for row in table["devices"]] == [False] * 5
-    assert [row["width"] for row in table["devices"]] == [1] * 5
+    assert [row["depth"] for row in table["devices"]] == [1] * 5
 
 
 def test_plan_in_text() -> None:
@@ -386,8 +386,8 @@ def test_profile_gives_a_row_for_the_fleet(tmp_path: Path) -> None:
     assert called.code == 0, called.err
     assert len(called.out.splitlines()) == 1
     measured = called.json
-    assert [row["width"] for row in measured["widths"]] == [1, 2, 3, 4]
-    assert all(row["seconds_per_sample"] > 0 and row["peak_bytes"] > 0 for row in measured["widths"])
+    assert [row["depth"] for row in measured["depths"]] == [1, 2, 3, 4]
+    assert all(row["seconds_per_sample"] > 0 and row["peak_bytes"] > 0 for row in measured["depths"])
     (row,) = csv.DictReader(io.StringIO(measured["csv"]))
     assert row["name"] == "bench, old"
     assert float(row["speed"]) == pytest.approx(measured["speed"], rel=1e-4)

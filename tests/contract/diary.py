@@ -1,7 +1,7 @@
 """A method for tests only: it uses every part of the interface that the first three methods leave alone.
 
 Devices keep a diary (their own bias vector and how often they took part), a drift tensor travels both ways
-beside the weights, the device chooses its width, and what is evaluated is personal: the shared model with
+beside the weights, the device chooses its depth, and what is evaluated is personal: the shared model with
 the device's own bias on top.
 """
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from fedpmt import api
 from fedpmt.methods.averaging import Averaged
 from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
-from fedpmt.submodel.depth import widths
-from fedpmt.submodel.part import GLOBAL, Part, Shapes
+from fedpmt.parts.depth import suffixes
+from fedpmt.parts.part import GLOBAL, Part, Shapes
 from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL, Examples, Tensors
@@ -87,7 +87,7 @@ class DiaryWork(LocalWork[Diary]):
 
 @dataclass(frozen=True)
 class DiaryMethod(Method[Server, Diary]):
-    widths: int = 3
+    depths: int = 3
 
     def init(self, setup: Setup) -> Server:
         prototype = setup.prototypes[GLOBAL]
@@ -95,7 +95,7 @@ class DiaryMethod(Method[Server, Diary]):
 
     def assign(self, state: Server, client: Client, round: Round) -> Task:
         assert client.speed is None  # the server knows no speeds
-        offer = widths(state.model.structure, self.widths)
+        offer = suffixes(state.model.structure, self.depths)
         return Task(offer, {MODEL: dict(state.model.tensors), DRIFT: {DRIFT: state.drift}})
 
     def local(self) -> LocalWork[Diary]:

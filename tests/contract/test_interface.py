@@ -46,7 +46,7 @@ def test_runs_with_state_choice_and_extra_tensors(tmp_path: Path) -> None:
     run = play(tmp_path / "run")
     assert run.result.evaluates == "personal"
     labels = {device.part for record in run.rounds for device in record.devices}
-    assert len(labels) > 1  # devices chose different widths
+    assert len(labels) > 1  # devices chose different depths
     arrived = [device for record in run.rounds for device in record.devices if device.outcome == "arrived"]
     lost = [device for record in run.rounds for device in record.devices if device.outcome != "arrived"]
     assert lost

@@ -14,10 +14,10 @@ import torch
 from fedpmt import api
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.registry import METHODS, create
+from fedpmt.parts.part import Whole, add_at
 from fedpmt.records import CHECKPOINT, DEVICES, MODEL_FILE, ROUNDS
 from fedpmt.simulation.checkpoint import read_value, write_value
 from fedpmt.simulation.loop import payload_bytes
-from fedpmt.submodel.part import Whole, add_at
 from fedpmt.types import MODEL
 from support import SMALL, STAGES, Bench
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fedpmt.records import RoundRecord
 
-SHARED = {"widths": None, "splitting": "server"}
+SHARED = {"depths": None, "splitting": "server"}
 SLOW = {"fjord": 24, "comet": 80, "fedgkt": 6, "prunefl": 24}
 """Rounds that a method needs to get off the ground, where narrow nets learn little at first, or one device is alone."""
 ALONE = ("comet",)

@@ -1,4 +1,4 @@
-"""The run that secure aggregation is tried on: four devices of widths 4, 4, 2, 2, and what it is compared with."""
+"""The run that secure aggregation is tried on: four devices of depths 4, 4, 2, 2, and what it is compared with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUN: dict[str, Any] = {
     "executor": "plain",
 }
 WIDE, NARROW = (0, 3), (1, 2)
-PARTS = ["width 4", "width 2", "width 2", "width 4"]
+PARTS = ["depth 4", "depth 2", "depth 2", "depth 4"]
 FLOAT = 2.0**-24
 """Half a step of a float below one: both results are rounded to floats, a few times each."""
 

@@ -158,7 +158,7 @@ def test_the_example_learns_and_is_short(tmp_path: Path, monkeypatch: pytest.Mon
     assert run.result.accuracy > 0.6
     parts = [one.part for one in run.rounds[0].devices]
     assert parts == sorted(parts)
-    assert (parts[0], parts[-1]) == ("width 1", "width 4")
+    assert (parts[0], parts[-1]) == ("depth 1", "depth 4")
 
 
 def test_a_node_may_say_its_own_speed(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_node_may_say_its_own_speed(tmp_path: Path) -> None:
     nodes = {11: {"partition-id": 0, "speed": 1.0}, 12: {"partition-id": 1, "speed": 0.25}}
     run, _ = deploy(tmp_path, given, nodes=nodes)
     assert [one.speed for one in run.rounds[0].devices] == [1.0, 0.25]
-    assert [one.part for one in run.rounds[0].devices] == ["width 4", "width 1"]
+    assert [one.part for one in run.rounds[0].devices] == ["depth 4", "depth 1"]
 
 
 def test_devices_choose_their_own_width(tmp_path: Path) -> None:
@@ -196,9 +196,9 @@ def test_widths_follow_measured_seconds(tmp_path: Path) -> None:
 
     given = {**TWO_NODES, "rounds": 3, "levels": "1"}
     run, _ = deploy(tmp_path, {**given, "speeds": "measured", "deadline": 50.0}, slow, transport_seconds=5.0)
-    assert [one.part for one in run.rounds[0].devices] == ["width 4", "width 4"]
-    assert run.rounds[-1].devices[0].part < "width 4"
-    assert run.rounds[-1].devices[1].part == "width 4"
+    assert [one.part for one in run.rounds[0].devices] == ["depth 4", "depth 4"]
+    assert run.rounds[-1].devices[0].part < "depth 4"
+    assert run.rounds[-1].devices[1].part == "depth 4"
     assert [one.seconds for one in run.rounds[-1].devices] == [100.0, 10.0]
 
 

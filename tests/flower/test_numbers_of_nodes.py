@@ -82,15 +82,15 @@ class Joining(InProcessGrid):
         return list(self.nodes)[: None if played else -1]
 
 
-def test_a_level_keeps_its_width_whatever_speeds_nodes_state(tmp_path: Path) -> None:
-    """A node with a speed of its own is no level of its own: there are as many widths as there were."""
+def test_a_level_keeps_its_depth_whatever_speeds_nodes_state(tmp_path: Path) -> None:
+    """A node with a speed of its own is no level of its own: there are as many depths as there were."""
     given = {**GIVEN, "assign": "level", "devices": 5, "cohort": 5}
     nodes = nodes_of(5)
     nodes[max(nodes, key=lambda node: nodes[node]["partition-id"])]["speed"] = 0.9
     run, _ = deploy(tmp_path, given, nodes=nodes, kind=Joining, min_nodes=4)
     first, second = ([(one.device, one.level, one.part) for one in step.devices] for step in run.rounds)
-    assert first == [(level - 1, level, f"width {level}") for level in (1, 2, 3, 4)]
-    assert second == [*first, (4, 1, "width 1")]
+    assert first == [(level - 1, level, f"depth {level}") for level in (1, 2, 3, 4)]
+    assert second == [*first, (4, 1, "depth 1")]
     assert run.rounds[1].devices[4].speed == 0.9
 
 
@@ -110,5 +110,5 @@ def test_no_time_that_a_node_reports_stops_the_planner(
     run, _ = deploy(tmp_path, given, lying)
     assert {one.outcome for step in run.rounds for one in step.devices} == {"arrived"}
     slow, others = run.rounds[-1].devices[0], run.rounds[-1].devices[1:]
-    assert slow.part == ("width 1" if seconds > 1 else "width 4")
-    assert {one.part for one in others} == {"width 4"}
+    assert slow.part == ("depth 1" if seconds > 1 else "depth 4")
+    assert {one.part for one in others} == {"depth 4"}

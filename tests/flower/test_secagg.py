@@ -21,7 +21,7 @@ from fedpmt.flower.layer_vector import Cover, read_cover
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.methods.base import Round
 from fedpmt.methods.registry import METHODS, method_class
-from fedpmt.submodel.part import Whole
+from fedpmt.parts.part import Whole
 from fedpmt.training.messages import Client
 from fedpmt.types import SettingError
 
@@ -109,7 +109,7 @@ def unequal(settings: Any) -> Any:
 
 
 def test_devices_of_unequal_weight_and_several_rounds(tmp_path: Path) -> None:
-    given = {**RUN, "rounds": 3, "widths": 3}
+    given = {**RUN, "rounds": 3, "depths": 3}
     deploy(tmp_path / "plain", given, apps=apps(unequal))
     secure, _ = deploy(tmp_path / "secure", given, apps=apps(unequal), secagg=True)
     assert [one.samples for one in secure.rounds[0].devices] == [8, 12, 16, 20]
@@ -169,9 +169,9 @@ def test_the_assignment_leaves_out_what_would_not_be_opened(tmp_path: Path) -> N
     """Three devices are wanted and two are wide: these train no more than the others."""
     secure, _ = deploy(tmp_path / "secure", RUN, secagg=True, min_devices=3)
     assert [one.part for one in secure.rounds[0].devices] == [
-        "width 4 less 2 layers",
+        "depth 4 less 2 layers",
         *PARTS[1:3],
-        "width 4 less 2 layers",
+        "depth 4 less 2 layers",
     ]
     assert list(secure.rounds[0].layers.values()) == [0, 0, 4, 4, 4]
     wide, narrow = (secure.rounds[0].devices[device] for device in (WIDE[0], NARROW[0]))
@@ -250,7 +250,7 @@ def test_with_option_two_weights_do_not_tell_who_trained_what(
         return opened[-1]
 
     monkeypatch.setattr(sealed, "read_cover", noting)
-    given = {**RUN, **OWN_CHOICE, "widths": 3}
+    given = {**RUN, **OWN_CHOICE, "depths": 3}
     plainly, _ = deploy(tmp_path / "plain", given, apps=apps(unequal))
     secure, _ = deploy(tmp_path / "secure", given, apps=apps(unequal), secagg=True)
     assert [one.samples for one in secure.rounds[0].devices] == [8, 12, 16, 20]
@@ -389,7 +389,7 @@ def garbage(records: RecordDict) -> None:
         (changed(round=7), "it names round '7'"),
         (changed(device=0), "it names device '0'"),
         (changed(samples=10**6), "it trained on 1000000 samples, not 20"),
-        (changed(label="width 4"), "it trained 'width 4'"),
+        (changed(label="depth 4"), "it trained 'depth 4'"),
         (changed(note="x"), "what it says with note"),
         (more, "it says more than it was asked"),
         (other_group(None), "tensors of masked without 5"),

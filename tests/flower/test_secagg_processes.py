@@ -1,4 +1,4 @@
-"""Secure aggregation with real processes: four nodes of widths 4, 4, 2, 2, one of which dies in a round."""
+"""Secure aggregation with real processes: four nodes of depths 4, 4, 2, 2, one of which dies in a round."""
 
 from __future__ import annotations
 

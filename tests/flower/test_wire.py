@@ -13,7 +13,7 @@ from in_process import CARRIED, deploy
 from fedpmt.flower.parts import decode_parts, encode_parts
 from fedpmt.flower.wire import array_bytes
 from fedpmt.models.structure import Layer, Structure
-from fedpmt.submodel.part import WHOLE, Indices, Mask, Part, Selection, Whole, within
+from fedpmt.parts.part import WHOLE, Indices, Mask, Part, Selection, Whole, within
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedpmt.complexity.budget import Budget
 from fedpmt.methods.base import Prototype, Round, Setup
 from fedpmt.models.layered import layered
+from fedpmt.parts.part import GLOBAL
+from fedpmt.pricing.budget import Budget
 from fedpmt.seeds import Seeds
-from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.local import LocalSettings, Site, train
 from fedpmt.training.messages import Client
 from fedpmt.training.objective import Objective

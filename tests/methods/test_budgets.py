@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpmt import api
-from fedpmt.allowance import RESOURCES, ROUNDING, parse_budget
 from fedpmt.devices.fleet import make_fleet
 from fedpmt.methods.base import Round
 from fedpmt.methods.fedmp import FedMP
@@ -24,10 +23,8 @@ from fedpmt.methods.ist import IST
 from fedpmt.methods.prunefl import PruneFL, prunable
 from fedpmt.methods.registry import create
 from fedpmt.methods.slimfl import SlimFL
-from fedpmt.seeds import Seeds
-from fedpmt.simulation.assemble import assembled, plan
-from fedpmt.submodel.depth import full, widths
-from fedpmt.submodel.width import (
+from fedpmt.parts.depth import full, suffixes
+from fedpmt.parts.width import (
     HIDDEN,
     disjoint_channels,
     first_channels,
@@ -37,12 +34,15 @@ from fedpmt.submodel.width import (
     rolling_channels,
     thinned,
 )
+from fedpmt.resources import RESOURCES, ROUNDING, parse_budget
+from fedpmt.seeds import Seeds
+from fedpmt.simulation.assemble import assembled, plan
 
 if TYPE_CHECKING:
-    from fedpmt.allowance import Resource
     from fedpmt.methods.base import Method
+    from fedpmt.parts.part import Part
+    from fedpmt.resources import Resource
     from fedpmt.simulation.loop import Asked, Federation
-    from fedpmt.submodel.part import Part
 
 PER_DEVICE = ("fedpmt", "feddrop", "heterofl", "fedrolex", "fjord", "fedmp", "ist")
 ACTIONS = {
@@ -111,7 +111,7 @@ def choices(made: Federation, device: int) -> list[Part]:
     axes = structure.require_axes("this test")
     name = made.settings.method
     if name == "fedpmt":
-        return list(widths(structure, LEVELS))
+        return list(suffixes(structure, LEVELS))
     if name == "fjord":
         return list(FjORD().widths(structure))
     parts = []
@@ -160,7 +160,7 @@ def takes(made: Federation, part: Part, device: int) -> float:
 @pytest.mark.parametrize("name", ACTIONS)
 def test_each_method_declares_how_a_budget_acts_on_it(name: str) -> None:
     options = api.settings_of({"method": name, "budget": "operations"}).options
-    method = create(name, options, {"widths": None, "splitting": "server"})
+    method = create(name, options, {"depths": None, "splitting": "server"})
     assert {resource: method.action(resource) for resource in RESOURCES} == ACTIONS[name]
 
 
@@ -189,7 +189,7 @@ def test_the_part_is_the_largest_within_the_budget(
     made = under(name, resource if share is None else f"{resource}={share!r}", **options)
     one, used, budget = ask(made, device)
     assert used == pytest.approx(takes(made, one.part, device), rel=1e-12)
-    own = widths(made.problem.model.structure, LEVELS)
+    own = suffixes(made.problem.model.structure, LEVELS)
     if share is None:
         assert budget == pytest.approx(takes(under("fedpmt", resource), own[device], device), rel=1e-12)
     if share is None and name == "fedpmt":
@@ -199,7 +199,7 @@ def test_the_part_is_the_largest_within_the_budget(
     place = max(index for index, part in enumerate(parts) if length(made, part) == length(made, one.part))
     if used > budget * (1 + 2 * ROUNDING):
         assert length(made, one.part) == length(made, parts[0])
-    # A rate's price grows with it; the few widths of the others are looked at one by one.
+    # A rate's price grows with it; the few depths of the others are looked at one by one.
     larger = parts[place + 1 :] if name in ("fedpmt", "fjord") else parts[place + 1 : place + 2]
     assert all(takes(made, part, device) > budget for part in larger)
 
@@ -214,7 +214,7 @@ def test_rates_are_fitted_to_the_slice_whatever_classes_a_device_holds() -> None
 
 @pytest.mark.parametrize("prefix", ["cache", "recompute"])
 @pytest.mark.parametrize("resource", RESOURCES)
-def test_fedpmt_matched_against_itself_has_its_own_widths(resource: str, prefix: str) -> None:
+def test_fedpmt_matched_against_itself_has_its_own_depths(resource: str, prefix: str) -> None:
     """Even where a wider part would hold less memory, since it keeps no cache."""
     made = under("fedpmt", resource)
     if prefix == "recompute":
@@ -222,7 +222,7 @@ def test_fedpmt_matched_against_itself_has_its_own_widths(resource: str, prefix:
         made = replace(made, settings=chosen, planner=plan(chosen, made.problem, made.fleet))
     for device in range(LEVELS):
         one, used, budget = ask(made, device)
-        assert one.part.label == f"width {device + 1}"
+        assert one.part.label == f"depth {device + 1}"
         assert used == pytest.approx(budget, rel=1e-12)
 
 

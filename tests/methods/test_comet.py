@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from fedpmt import api
 from fedpmt.methods.comet import Comet, clustered
+from fedpmt.parts.depth import full
+from fedpmt.parts.part import GLOBAL, Part
+from fedpmt.parts.width import thinned
 from fedpmt.records import DEVICES
 from fedpmt.simulation.assemble import make_price
 from fedpmt.simulation.checkpoint import read_value
-from fedpmt.submodel.depth import full
-from fedpmt.submodel.part import GLOBAL, Part
-from fedpmt.submodel.width import thinned
 from fedpmt.training.codistillation import ANSWERS, CENTROIDS, Personal, drawn, nearest
 from fedpmt.training.local import LocalWork, train
 from fedpmt.training.messages import Task

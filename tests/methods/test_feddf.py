@@ -12,8 +12,8 @@ from torch import nn
 from fedpmt import api
 from fedpmt.data.public import NO_LABEL
 from fedpmt.methods.feddf import WIDEST, Bill, FedDF, teachers
-from fedpmt.submodel.depth import full
-from fedpmt.submodel.width import narrow_start, thinned
+from fedpmt.parts.depth import full
+from fedpmt.parts.width import narrow_start, thinned
 from fedpmt.training.distillation import StudentWork, answers, divergence, on_server
 from fedpmt.types import MODEL, Examples, SettingError
 from support import Bench, flat_cost

@@ -11,11 +11,11 @@ import torch
 from narrow_runs import check_fast_path, local_round
 from torch.nn import functional
 
+from fedpmt.kernels.fused import fusible
 from fedpmt.methods.feddrop import FedDrop
 from fedpmt.models.nets import NETS
+from fedpmt.parts.part import Indices
 from fedpmt.seeds import Seeds
-from fedpmt.submodel.part import Indices
-from fedpmt.training.fused import fusible
 from fedpmt.training.local import train
 from fedpmt.types import MODEL
 from support import Bench, samples

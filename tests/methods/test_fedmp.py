@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.fedmp import Bandit, FedMP, Pruning
+from fedpmt.parts.part import Indices, add_at, take
+from fedpmt.parts.width import thinned
 from fedpmt.simulation.checkpoint import read_value, write_value
-from fedpmt.submodel.part import Indices, add_at, take
-from fedpmt.submodel.width import thinned
 from fedpmt.types import MODEL, SettingError
 from support import Bench
 

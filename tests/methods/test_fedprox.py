@@ -15,12 +15,12 @@ from quadratics import Quadratics
 from torch import nn
 
 from fedpmt import api
-from fedpmt.allowance import ROUNDING
-from fedpmt.complexity.budget import Budget, Usage
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.fedprox import FedProx
+from fedpmt.parts.part import GLOBAL
+from fedpmt.pricing.budget import Budget, Usage
+from fedpmt.resources import ROUNDING
 from fedpmt.seeds import Seeds
-from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.local import LocalWork, Site, train
 from fedpmt.training.messages import Client
 from fedpmt.training.objective import CLASSIFICATION

@@ -10,7 +10,7 @@ from fedpmt.methods.fedrolex import FedRolex
 from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.models.layered import layered
 from fedpmt.models.nets import NETS
-from fedpmt.submodel.part import Indices, Part, Whole
+from fedpmt.parts.part import Indices, Part, Whole
 from fedpmt.types import MODEL, SettingError
 from models.nets_of_users import ResNet
 from support import Bench

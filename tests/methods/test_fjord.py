@@ -10,14 +10,14 @@ from narrow_runs import check_fast_path, takes_fast_path
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpmt.complexity.cost import Cost, Memory
 from fedpmt.methods.base import Prototype, Setup
 from fedpmt.methods.fjord import FjORD
 from fedpmt.models.layered import layered
 from fedpmt.models.nets import NETS
+from fedpmt.parts.part import GLOBAL, Part, take
+from fedpmt.parts.width import corners
+from fedpmt.pricing.cost import Cost, Memory
 from fedpmt.simulation.loop import payload_bytes
-from fedpmt.submodel.part import GLOBAL, Part, take
-from fedpmt.submodel.width import corners
 from fedpmt.training.local import LocalSettings, Run, Site, sgd_step
 from fedpmt.training.nested import WIDTHS, NestedWork
 from fedpmt.training.objective import CLASSIFICATION

@@ -10,8 +10,6 @@ from narrow_runs import check_fast_path, local_round, takes_fast_path
 from torch import nn
 
 import fedpmt
-from fedpmt.complexity.budget import Budget
-from fedpmt.complexity.price import Price
 from fedpmt.methods.averaging import Averaged
 from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.methods.ist import IST
@@ -19,9 +17,11 @@ from fedpmt.methods.slicing import HALVING
 from fedpmt.models.build import build
 from fedpmt.models.layered import layered
 from fedpmt.models.nets import NETS
+from fedpmt.parts.depth import full
+from fedpmt.parts.part import GLOBAL, Whole, size
+from fedpmt.pricing.budget import Budget
+from fedpmt.pricing.price import Price
 from fedpmt.seeds import Seeds, generator
-from fedpmt.submodel.depth import full
-from fedpmt.submodel.part import GLOBAL, Whole, size
 from fedpmt.training.local import LocalSettings, Site, train
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.types import MODEL, SettingError

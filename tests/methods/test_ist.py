@@ -11,7 +11,7 @@ from torch import nn
 from fedpmt import api
 from fedpmt.methods.ist import IST
 from fedpmt.models.nets import NETS
-from fedpmt.submodel.part import Indices, add_at
+from fedpmt.parts.part import Indices, add_at
 from fedpmt.types import MODEL, SettingError
 from support import SMALL, Bench
 

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from fedpmt import api
-from fedpmt.complexity.budget import Budget
-from fedpmt.complexity.price import Price
 from fedpmt.methods.base import Prototype, Setup
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.prunefl import Initial, PruneFL, Sparse
+from fedpmt.parts.depth import full
+from fedpmt.parts.mask import rearranged, strongest, worthwhile
+from fedpmt.parts.part import GLOBAL, Mask, Whole
+from fedpmt.pricing.budget import Budget
+from fedpmt.pricing.price import Price
 from fedpmt.simulation.assemble import assembled
 from fedpmt.simulation.checkpoint import read_value, write_value
 from fedpmt.simulation.loop import payload_bytes
-from fedpmt.submodel.depth import full
-from fedpmt.submodel.mask import rearranged, strongest, worthwhile
-from fedpmt.submodel.part import GLOBAL, Mask, Whole
 from fedpmt.training.masked import SQUARES
 from fedpmt.types import MODEL, SettingError
 from support import SMALL, Bench, samples
@@ -373,7 +373,7 @@ def test_another_device_is_asked_where_one_does_not_answer() -> None:
 
 def test_sweeps_are_on_the_clock_and_fewer_where_they_took_too_long() -> None:
     """One device, five sweeps of the usual one; under a deadline that allows for two, the second try has two."""
-    settings: dict[str, Any] = {**SMALL, "task": "cnn-mnist", "levels": "1", "widths": 1}
+    settings: dict[str, Any] = {**SMALL, "task": "cnn-mnist", "levels": "1", "depths": 1}
     options = {"sweeps": 5, "start_factor": 0.0}
     one = api.run("prunefl", options={"initial_rounds": 0}, **settings).rounds[0]
     free = api.run("prunefl", options=options, **settings).rounds[0]
@@ -405,7 +405,7 @@ def test_the_limit_is_the_weakest_devices_share() -> None:
 @pytest.mark.parametrize("assign", ["deadline", "level"])
 def test_the_weakest_budget_is_the_least_of_all(assign: str, tmp_path: Any) -> None:
     settings = api.settings_of(
-        {"method": "prunefl", "assign": assign, "widths": 5, "levels": "1/5,1/4,1/3,1/2,1"}
+        {"method": "prunefl", "assign": assign, "depths": 5, "levels": "1/5,1/4,1/3,1/2,1"}
     )
     problem = api.paper_problem_of(settings)
     with assembled(settings, problem, PruneFL(), tmp_path) as federation:

@@ -13,7 +13,7 @@ from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.methods.registry import METHODS, create
 from fedpmt.models.layered import layered
-from fedpmt.submodel.width import channel_norms, hidden_groups
+from fedpmt.parts.width import channel_norms, hidden_groups
 from models.nets_of_users import ResNet
 from support import FEW, STAGES, Bench, images, stored_accuracy
 
@@ -57,7 +57,7 @@ def test_every_method_trains_it(name: str, tmp_path: Path) -> None:
 )
 def test_neutral_and_capable_is_fedavg_bit_for_bit(name: str) -> None:
     """Statistics of BatchNorm, too: what is evaluated is the same net."""
-    neutral = create(name, {}, {"widths": None, "splitting": "server"}).neutral()
+    neutral = create(name, {}, {"depths": None, "splitting": "server"}).neutral()
     assert neutral is not None
     ours, theirs = Bench(neutral, residual()), Bench(FedAvg(), residual())
     for index in range(2):

@@ -17,11 +17,11 @@ from fedpmt import api
 from fedpmt.methods.base import Prototype, Setup
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.scaffold import Scaffold
+from fedpmt.parts.depth import full
+from fedpmt.parts.part import GLOBAL
 from fedpmt.records import DEVICES
 from fedpmt.simulation.assemble import assembled, make_price
 from fedpmt.simulation.loop import payload_bytes
-from fedpmt.submodel.depth import full
-from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.control import CONTROL, Control, ControlledWork, effective_steps
 from fedpmt.types import MODEL, SettingError
 from support import SMALL, Bench, samples

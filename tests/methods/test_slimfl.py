@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedpmt.complexity.price import Price
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.slimfl import SlimFL
+from fedpmt.parts.part import GLOBAL, Whole, take
+from fedpmt.parts.width import corners
+from fedpmt.pricing.price import Price
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.loop import payload_bytes
-from fedpmt.submodel.part import GLOBAL, Whole, take
-from fedpmt.submodel.width import corners
 from fedpmt.training.local import Site
 from fedpmt.training.objective import CLASSIFICATION, Objective
 from fedpmt.training.widths import statistics_of

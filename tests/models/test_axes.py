@@ -13,8 +13,8 @@ from torch.nn import functional
 from fedpmt.models.axes import traced_axes
 from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.models.structure import Axis
-from fedpmt.submodel.part import add_at, take
-from fedpmt.submodel.width import hidden_groups, kept_count, narrow, random_channels
+from fedpmt.parts.part import add_at, take
+from fedpmt.parts.width import hidden_groups, kept_count, narrow, random_channels
 from models.nets_of_users import Loose, ResNet, Shared, Tied, Transformer
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from torch import nn
 from fedpmt.models.build import build
 from fedpmt.models.layered import layered
 from fedpmt.models.nets import NETS
+from fedpmt.parts.part import add_at, take
+from fedpmt.parts.width import kept_count, narrow, random_channels
 from fedpmt.seeds import generator
-from fedpmt.submodel.part import add_at, take
-from fedpmt.submodel.width import kept_count, narrow, random_channels
 from fedpmt.types import SettingError
 from models.nets_of_users import Loose, ResNet, Shared, Tied, Transformer
 

@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from fedpmt.complexity.paper import (
+from fedpmt.models.build import build
+from fedpmt.models.nets import NETS
+from fedpmt.parts.depth import suffixes
+from fedpmt.parts.part import size
+from fedpmt.pricing.cost_table import cost_table, dropped
+from fedpmt.pricing.paper import (
     AS_WRITTEN,
     PRINTED,
     dropped_operations,
     layer_operations,
     suffix_operations,
 )
-from fedpmt.complexity.price import Price
-from fedpmt.complexity.table import cost_table, dropped
-from fedpmt.models.build import build
-from fedpmt.models.nets import NETS
+from fedpmt.pricing.price import Price
 from fedpmt.seeds import generator
-from fedpmt.submodel.depth import widths
-from fedpmt.submodel.part import size
 
 if TYPE_CHECKING:
-    from fedpmt.complexity.paper import (
+    from fedpmt.pricing.paper import (
         Operations,
     )
 
-# width, FedPMT's operations and printed percentage, FedDrop's rate and operations, parameters sent up
+# depth, FedPMT's operations and printed percentage, FedDrop's rate and operations, parameters sent up
 Row = tuple[int, int, str, float, int, int]
 TABLE: dict[tuple[str, int], list[Row]] = {
     ("fcnn-mnist", 4): [
@@ -73,12 +73,12 @@ FROZEN = {
 @pytest.mark.parametrize(("task", "count"), TABLE)
 def test_every_printed_number(task: str, count: int) -> None:
     table = cost_table(task, "paper", count).model_dump(mode="json")
-    assert set(table) == {"task", "mode", "layers", "widths"}
-    for row, (width, operations, percent, keep, dropped_cost, sent) in zip(
-        table["widths"], TABLE[task, count], strict=True
+    assert set(table) == {"task", "mode", "layers", "depths"}
+    for row, (depth, operations, percent, keep, dropped_cost, sent) in zip(
+        table["depths"], TABLE[task, count], strict=True
     ):
-        assert row["width"] == width
-        assert row["frozen"] == FROZEN[task][: count - width]
+        assert row["depth"] == depth
+        assert row["frozen"] == FROZEN[task][: count - depth]
         assert row["operations"] == operations
         # Some percentages are rounded, some cut (57.277 is printed as 57.27): both are within one last place.
         decimals = len(percent.partition(".")[2])
@@ -90,16 +90,16 @@ def test_every_printed_number(task: str, count: int) -> None:
 def test_only_one_row_has_no_rate_that_fits() -> None:
     """The caption: FedDrop is given more "in cases when exact same complexity cannot be made"."""
     misfits = [
-        (task, row.width)
+        (task, row.depth)
         for task in NETS
-        for row in cost_table(task, "paper").widths
+        for row in cost_table(task, "paper").depths
         if not row.feddrop_within_budget
     ]
     assert misfits == [("cnn-mnist", 1)]
 
 
 def test_the_larger_number_of_widths_is_the_default() -> None:
-    assert [len(cost_table(task, "paper").widths) for task in NETS] == [4, 4, 5]
+    assert [len(cost_table(task, "paper").depths) for task in NETS] == [4, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_printed_times_of_the_clock() -> None:
         example=np.zeros((2, 3, 32, 32), "float32"),
         net=net,
     )
-    costs = [price(part) for part in widths(price.structure, 5)]
+    costs = [price(part) for part in suffixes(price.structure, 5)]
     assert [cost.share for cost in costs] == [0.46, 0.58, 0.88, 0.94, 1.0]
     speeds = (1 / 5, 1 / 4, 1 / 3, 1 / 2, 1.0)
     seconds = [

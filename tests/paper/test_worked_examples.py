@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fedpmt.models.layered import layered
-from fedpmt.submodel.depth import mask, suffix, widths
-from fedpmt.theory.splitting import splitting_constant
+from fedpmt.parts.depth import mask, suffix, suffixes
+from fedpmt.pricing.splitting import splitting_constant
 from fedpmt.training.local import LocalSettings, sgd_step
 
 
@@ -27,22 +27,22 @@ def test_layer_wise_product() -> None:
     assert product == {"1": [0, 0, 0], "2": [1, 1], "3": [6, 6, 6, 6]}
 
 
-def test_masks_of_three_layers_and_three_widths() -> None:
+def test_masks_of_three_layers_and_three_depths() -> None:
     structure = layered(chain(3)).structure
-    assert [mask(structure, part) for part in widths(structure, 3)] == [(0, 0, 1), (0, 1, 1), (1, 1, 1)]
+    assert [mask(structure, part) for part in suffixes(structure, 3)] == [(0, 0, 1), (0, 1, 1), (1, 1, 1)]
 
 
-def test_masks_of_four_layers_and_three_widths() -> None:
+def test_masks_of_four_layers_and_three_depths() -> None:
     """The footnote's f_k = [0, 1, 1, 1] and [1, 1, 1, 1] for |I| = 3 <= |L| = 4."""
     structure = layered(chain(4)).structure
-    assert [mask(structure, part) for part in widths(structure, 3)] == [
+    assert [mask(structure, part) for part in suffixes(structure, 3)] == [
         (0, 0, 1, 1),
         (0, 1, 1, 1),
         (1, 1, 1, 1),
     ]
 
 
-def test_full_width_is_the_model_itself() -> None:
+def test_full_depth_is_the_model_itself() -> None:
     structure = layered(chain(4)).structure
     full = suffix(structure, 0, "full")
     assert tuple(full.trained) == structure.tensors == tuple(full.sent)
@@ -50,8 +50,8 @@ def test_full_width_is_the_model_itself() -> None:
 
 @pytest.mark.parametrize("count", [0, 5, -1])
 def test_more_widths_than_layers_are_refused(count: int) -> None:
-    with pytest.raises(ValueError, match="1 to 4 widths"):
-        widths(layered(chain(4)).structure, count)
+    with pytest.raises(ValueError, match="1 to 4 depths"):
+        suffixes(layered(chain(4)).structure, count)
 
 
 def test_psi_of_the_even_split() -> None:

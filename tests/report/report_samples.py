@@ -18,7 +18,7 @@ SETTINGS: dict[str, Any] = {
     "partition": "iid", "partition_seed": 0,
     "devices": 50, "samples": 80, "cohort": 10, "sampling": "stratified", "levels": "1/5,1/4,1/3,1/2,1",
     "level_draw": "fixed", "availability": 1.0, "failure": 0.0, "over_select": 1.0, "assign": "deadline",
-    "deadline": 26.5, "full_seconds": 10.0, "mode": "exact", "prefix": "cache", "widths": None, "splitting": "server",
+    "deadline": 26.5, "full_seconds": 10.0, "mode": "exact", "prefix": "cache", "depths": None, "splitting": "server",
     "epochs": 1, "batch": 10, "lr": 0.05, "schedule": "constant", "momentum": 0.0, "weight_decay": 0.0, "rounds": 60,
     "seed": 0, "workers": 0, "executor": "auto", "eval_every": 1, "target": None, "time_budget": None,
     "checkpoint_seconds": 10.0, "options": {},
@@ -31,7 +31,7 @@ def device(number: int = 1, outcome: Outcome = "arrived", **values: Any) -> Devi
             "device": number,
             "level": 1,
             "speed": 1.0,
-            "part": "width 1",
+            "part": "depth 1",
             "samples": 80,
             "seconds": 5.0,
             "outcome": outcome,
@@ -119,7 +119,7 @@ def invented(method: str, partition: str, seed: int, rounds: int = 60, links: bo
                 operations=sum(one.operations for one in devices),
                 wasted_operations=sum(one.operations for one in devices if one.outcome != "arrived"),
                 learning_rate=0.05,
-                layers={name: sum(5 - place <= width for width in depth) for place, name in enumerate(LAYERS)},
+                layers={name: sum(5 - place <= depth for depth in depth) for place, name in enumerate(LAYERS)},
                 devices=devices, accuracy=accuracy, loss=2.3 * (1 - accuracy),
                 accuracy_by_level={
                     str(level): accuracy - 0.03 * (5 - level) * (partition != "iid" and method != "fedpmt")
@@ -143,7 +143,7 @@ def _device(
     if outcome == "arrived" and draw.random() < 0.03:
         outcome = "failed"
     trained = sum(list(LAYERS.values())[-level:]) if method == "fedpmt" else int(sum(LAYERS.values()) * share)
-    part = {"fedpmt": f"width {level}", "fedavg": "full", "feddrop": f"keep {share**0.5:.2f}"}[method]
+    part = {"fedpmt": f"depth {level}", "fedavg": "full", "feddrop": f"keep {share**0.5:.2f}"}[method]
     return DeviceRecord(
         device=draw.randrange(5) + 5 * position, level=level, speed=speed, part=part, samples=80, seconds=seconds,
         transfer_seconds=transfer, outcome=outcome, bytes_up=4 * trained if outcome == "arrived" else 0,

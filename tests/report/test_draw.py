@@ -99,7 +99,7 @@ def test_a_model_that_cannot_be_thinned_has_no_feddrop_panel(tmp_path: Path) -> 
 
 
 def test_draws_a_real_table(tmp_path: Path) -> None:
-    from fedpmt.complexity.table import cost_table
+    from fedpmt.pricing.cost_table import cost_table
 
     path = tmp_path / "net.svg"
     draw_net(cost_table("fcnn-mnist", "paper").model_dump(mode="json"), path)

@@ -118,7 +118,7 @@ def test_what_cannot_be_a_page_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(("width", "dark"), [(1360, False), (1360, True), (500, False)])
-def test_a_browser_shows_it(tmp_path: Path, width: int, dark: bool) -> None:
+@pytest.mark.parametrize(("depth", "dark"), [(1360, False), (1360, True), (500, False)])
+def test_a_browser_shows_it(tmp_path: Path, depth: int, dark: bool) -> None:
     path, _ = write_page(comparison(rounds=20), tmp_path / "page.html")
-    shown_by_a_browser(path, ALWAYS, width=width, dark=dark)
+    shown_by_a_browser(path, ALWAYS, width=depth, dark=dark)

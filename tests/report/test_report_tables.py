@@ -165,7 +165,7 @@ def test_how_a_run_was_computed_parts_no_groups() -> None:
 
 
 def test_an_unset_and_an_absent_setting_are_the_same() -> None:
-    older = {key: value for key, value in SETTINGS.items() if key != "widths"}
+    older = {key: value for key, value in SETTINGS.items() if key != "depths"}
     assert len(group_runs([run([0.5]), run([0.5], settings=older)])) == 1
 
 

@@ -66,7 +66,7 @@ def test_what_is_written_is_what_was_expected(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", KEEPERS)
 def test_a_population_fits_to_the_byte(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three states of each of the five; nets at the widths that devices can afford, not at full width."""
+    """Three states of each of the five; nets at the depths that devices can afford, not at full depth."""
     needed = 3 * sum(expected(name, tmp_path))
     with_free(monkeypatch, needed - 1)
     with pytest.raises(SettingError, match=f"devices = 5 is refused: {name} keeps .* and 15 states of up to"):

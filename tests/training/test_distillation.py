@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from fedpmt.models.build import build
 from fedpmt.models.nets import NETS
+from fedpmt.parts.depth import full
+from fedpmt.parts.part import GLOBAL
+from fedpmt.parts.width import narrow_start, thinned
 from fedpmt.seeds import Seeds, generator
-from fedpmt.submodel.depth import full
-from fedpmt.submodel.part import GLOBAL
-from fedpmt.submodel.width import narrow_start, thinned
 from fedpmt.training.adam import Adam
 from fedpmt.training.batches import CHUNK, channels_last
 from fedpmt.training.distillation import StudentWork, answers, divergence, on_server

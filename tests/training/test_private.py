@@ -16,8 +16,8 @@ from fedpmt.methods.feddrop import FedDrop
 from fedpmt.methods.fedpmt import FedPMT
 from fedpmt.methods.registry import METHODS, method_class
 from fedpmt.methods.scaffold import Scaffold
+from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import Seeds
-from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.local import LocalWork, Outcome, Site, received, train
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.training.private import PrivateWork, epsilon

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.models.layered import LayeredModel, layered
+from fedpmt.parts.depth import full, suffix
+from fedpmt.parts.part import GLOBAL, Part
 from fedpmt.seeds import Seeds
-from fedpmt.submodel.depth import full, suffix
-from fedpmt.submodel.part import GLOBAL, Part
 from fedpmt.training.local import LocalSettings, LocalWork, Run, Site, train
 from fedpmt.training.messages import Reply, Task
 from fedpmt.training.objective import CLASSIFICATION

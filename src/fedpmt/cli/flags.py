@@ -47,7 +47,7 @@ GROUPS = {
         "full_seconds",
         "mode",
         "prefix",
-        "widths",
+        "depths",
         "splitting",
         "server_cap",
         "server_speed",

@@ -18,11 +18,11 @@ from fedpmt.types import SettingError, shown_bytes
 
 Task = Annotated[str, typer.Option(help="The net: fcnn-mnist, cnn-mnist or cnn-cifar10.")]
 Mode = Annotated[str, typer.Option(help="exact: as really run; paper: as the paper's table is printed.")]
-Widths = Annotated[
-    str | None, typer.Option(help="Number of widths |I| (default: the paper's larger one).", metavar="N")
+Depths = Annotated[
+    str | None, typer.Option(help="Number of depths |I| (default: the paper's larger one).", metavar="N")
 ]
 Draw = Annotated[
-    Path | None, typer.Option(help="Also picture what each width trains, as SVG, PNG or PDF.", metavar="FILE")
+    Path | None, typer.Option(help="Also picture what each depth trains, as SVG, PNG or PDF.", metavar="FILE")
 ]
 
 
@@ -66,13 +66,13 @@ TRAINING_ONLY = (
 def cost(
     task: Task = "fcnn-mnist",
     mode: Mode = "exact",
-    widths: Widths = None,
+    depths: Depths = None,
     draw: Draw = None,
     as_json: Json = False,
 ) -> None:
-    """Price every width of a net for one batch, with FedDrop matched to it."""
-    count = api.settings_of({"task": task, "widths": widths}).widths
-    from fedpmt.complexity.table import cost_table
+    """Price every depth of a net for one batch, with FedDrop matched to it."""
+    count = api.settings_of({"task": task, "depths": depths}).depths
+    from fedpmt.pricing.cost_table import cost_table
 
     table = cost_table(task, mode, count)
     if draw is not None:
@@ -96,20 +96,20 @@ def cost(
         layers,
     )
     rows = []
-    for row in table.widths:
+    for row in table.depths:
         drop = (
             ["-", "-"]
             if row.feddrop_keep is None
             else [f"{row.feddrop_keep:.2f}", f"{row.feddrop_operations:,}"]
         )
         over = " (over)" if row.feddrop_within_budget is False else ""
-        cells = [str(row.width), ", ".join(row.frozen) or "none", f"{row.operations:,}", f"{row.ratio:.2%}"]
+        cells = [str(row.depth), ", ".join(row.frozen) or "none", f"{row.operations:,}", f"{row.ratio:.2%}"]
         rows.append(
             [*cells, shown_bytes(row.upload_bytes), shown_bytes(row.memory_bytes), drop[0], drop[1] + over]
         )
     show.table(
-        f"{task}: widths, mode {mode}",
-        ("width", "frozen", "operations", "ratio", "upload", "memory", "FedDrop keep", "its operations"),
+        f"{task}: depths, mode {mode}",
+        ("depth", "frozen", "operations", "ratio", "upload", "memory", "FedDrop keep", "its operations"),
         rows,
         left=2,
     )
@@ -130,7 +130,7 @@ def plan(given: dict[str, Any], as_json: Json = False) -> None:
             row["name"] or f"level {row['level']}",
             str(row["devices"]),
             show.number(row["speed"], 3),
-            str(row["width"]),
+            str(row["depth"]),
             ", ".join(row["frozen"]) or "none",
             show.number(row["seconds"]),
             "yes" if row["fits"] else "no",
@@ -144,7 +144,7 @@ def plan(given: dict[str, Any], as_json: Json = False) -> None:
         "device",
         "count",
         "speed",
-        "width",
+        "depth",
         "frozen",
         "seconds",
         "fits",
@@ -182,11 +182,11 @@ def profile(
     given: dict[str, Any],
     name: Annotated[str, typer.Option(help="What to call this machine in the fleet CSV.")] = "this-machine",
     repeat: Annotated[
-        int, typer.Option(help="Measurements per width; the median counts.", min=1, max=1000)
+        int, typer.Option(help="Measurements per depth; the median counts.", min=1, max=1000)
     ] = 5,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine: seconds per sample and peak memory of each width, as a row for the fleet CSV."""
+    """Measure this machine: seconds per sample and peak memory of each depth, as a row for the fleet CSV."""
     given.pop("options", None)
     settings = api.settings_of(given)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks of itself otherwise
@@ -196,16 +196,16 @@ def profile(
         return
     rows = [
         [
-            str(row["width"]),
+            str(row["depth"]),
             ", ".join(row["frozen"]) or "none",
             f"{1e6 * row['seconds_per_sample']:.1f}",
             shown_bytes(row["peak_bytes"]),
         ]
-        for row in measured["widths"]
+        for row in measured["depths"]
     ]
     show.table(
         f"{settings.task}, batch {settings.batch}, on {name}",
-        ("width", "frozen", "microseconds a sample", "peak memory"),
+        ("depth", "frozen", "microseconds a sample", "peak memory"),
         rows,
         left=2,
     )

@@ -15,9 +15,9 @@ from fedpmt.cli.runs import parse_seeds
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from fedpmt.experiments.artefact import Artefact
-    from fedpmt.experiments.library import Library
-    from fedpmt.experiments.paper import Experiment, Scope
+    from reproduction.artefact import Artefact
+    from reproduction.library import Library
+    from reproduction.paper import Experiment, Scope
 
 ALL = "all"
 NAMES = ("complexity", "comparison", "accuracy", "completion-time", "studies", "convergence", "rivals")
@@ -57,8 +57,8 @@ def reproduce(
         raise SettingError.unknown("what", what, (*NAMES, ALL))
     chosen = NAMES if what == ALL else (what,)
     numbers = parse_seeds(seeds)
-    from fedpmt.experiments.catalogue import EXPERIMENTS
-    from fedpmt.experiments.paper import Scope
+    from reproduction.catalogue import EXPERIMENTS
+    from reproduction.paper import Scope
 
     library = _library(out, records, work, jobs)
     scope = Scope(numbers, quick, data_dir)
@@ -114,10 +114,10 @@ def leaderboard(
         check_spec(one)
     if len(set(partitions)) < len(partitions):
         raise SettingError(f"partition = '{partition}' is refused: a split is named twice")
-    from fedpmt.experiments.entrants import STRONGEST, Contest, entrants_of
-    from fedpmt.experiments.guide import documents_of, fill
-    from fedpmt.experiments.leaderboard import leaderboard as experiment
-    from fedpmt.experiments.paper import Scope
+    from reproduction.entrants import STRONGEST, Contest, entrants_of
+    from reproduction.guide import documents_of, fill
+    from reproduction.leaderboard import leaderboard as experiment
+    from reproduction.paper import Scope
 
     named = [*(entrants or []), *(one.name for one in STRONGEST if strongest)]
     chosen = entrants_of(named)
@@ -135,7 +135,7 @@ def leaderboard(
 
 
 def _library(out: Path, records: Path | None, work: Path | None, jobs: int) -> Library:
-    from fedpmt.experiments.library import Library
+    from reproduction.library import Library
 
     cache = work or Path(user_cache_dir("fedpmt")) / "reproduce"
     return Library(records or out / "records", cache, jobs or None)
@@ -145,9 +145,9 @@ def _produce(
     experiments: Sequence[Experiment], library: Library, scope: Scope, out: Path, *, draw_only: bool
 ) -> list[Artefact]:
     """Play what is missing, publish, and list what the folder then has."""
-    from fedpmt.experiments.artefact import publish
-    from fedpmt.experiments.claims import write_verdicts
-    from fedpmt.experiments.library import name_of
+    from reproduction.artefact import publish
+    from reproduction.claims import write_verdicts
+    from reproduction.library import name_of
 
     wanted = [settings for experiment in experiments for settings in experiment.runs(scope)]
     missing = library.missing(wanted)

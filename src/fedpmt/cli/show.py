@@ -22,9 +22,9 @@ from rich.progress import (
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from fedpmt.experiments.library import Standing
     from fedpmt.records import RoundRecord
     from fedpmt.simulation.loop import OnRound
+    from reproduction.library import Standing
 
 PLAIN_SECONDS = 5.0
 """Without a terminal a line is printed this often."""

@@ -12,7 +12,7 @@ import torch
 
 from fedpmt.flower.answers import RefusedError, reading
 from fedpmt.flower.wire import MASKED, METRICS, REPLY, array_bytes, npy_bytes, tensors
-from fedpmt.planning.adaptive import LONGEST
+from fedpmt.pricing.adaptive import LONGEST
 from fedpmt.simulation.schedule import local_settings
 from fedpmt.training.local import Reach, received
 from fedpmt.training.messages import Reply
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fedpmt.flower.fixed_point import Words
     from fedpmt.flower.wire import Order
     from fedpmt.models.structure import Structure
+    from fedpmt.parts.part import Part
     from fedpmt.simulation.loop import Federation
-    from fedpmt.submodel.part import Part
     from fedpmt.training.local import LocalWork
     from fedpmt.types import Payload, Tensors
 

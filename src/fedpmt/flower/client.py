@@ -72,7 +72,7 @@ class Worker:
         order = read_order(records, problem.model.structure)
         if order.device != partition(context):
             raise SettingError(f"this node is device {partition(context)}, not {order.device}")
-        # Widths are fitted to the server's deadline: a node that is told its width has nothing to price.
+        # Depths are fitted to the server's deadline: a node that is told its depth has nothing to price.
         settings = settings.model_copy(update={"deadline": order.deadline})
         with assembled(settings, problem, method, Path()) as simulator:
             federation = simulator

@@ -45,7 +45,7 @@ class Deployment(BaseModel):
     transport_seconds: float = Field(
         0.0,
         ge=0,
-        description="seconds of a round that are not training; widths are fitted to the deadline less these",
+        description="seconds of a round that are not training; depths are fitted to the deadline less these",
     )
     secagg: bool = Field(False, description="secure aggregation: the server learns sums per layer")
     min_devices: int = Field(

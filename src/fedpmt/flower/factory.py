@@ -157,7 +157,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def planned(settings: Settings, deployment: Deployment) -> Settings:
-    """The settings that widths are fitted to: what of a real deadline is left for training."""
+    """The settings that depths are fitted to: what of a real deadline is left for training."""
     if settings.deadline is None or not deployment.transport_seconds:
         return settings
     left = settings.deadline - deployment.transport_seconds

@@ -30,7 +30,7 @@ class Kept(BaseModel):
     held: dict[str, bool | int | float]  # the settings above
     starts: int = 0  # of the server; each but the first may play a round again that devices have answered
     devices: tuple[int, ...] | None = None  # that were there when it first began; None: it never has
-    deadline: float | None = None  # what widths are fitted to; None: nothing
+    deadline: float | None = None  # what depths are fitted to; None: nothing
 
 
 def read(folder: Path, deployment: Deployment) -> Kept | None:

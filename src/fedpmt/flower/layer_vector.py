@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from fedpmt.methods.averaging import PartAveraging
-from fedpmt.submodel.depth import mask
-from fedpmt.submodel.part import GLOBAL, WHOLE, Part, Whole
+from fedpmt.parts.depth import mask
+from fedpmt.parts.part import GLOBAL, WHOLE, Part, Whole
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:

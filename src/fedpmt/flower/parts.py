@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpmt.submodel.part import WHOLE, Indices, Mask, Part, Selection, Whole
+from fedpmt.parts.part import WHOLE, Indices, Mask, Part, Selection, Whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -178,7 +178,7 @@ class Roster:
     def fleet(self, fleet: Fleet, *, keep_levels: bool = False) -> Fleet:
         """The fleet with what nodes say of themselves, and with those that cannot be reached left out of draws.
 
-        Levels are found anew by what nodes say of their speeds, unless each level has its width: those are kept.
+        Levels are found anew by what nodes say of their speeds, unless each level has its depth: those are kept.
         """
         speeds = self._told(fleet.speeds, lambda node: node.speed)
         memories = self._told(

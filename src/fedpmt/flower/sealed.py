@@ -29,7 +29,7 @@ from fedpmt.flower.masks import WORD
 from fedpmt.flower.secure_node import SECURE
 from fedpmt.flower.secure_sum import SecureSum
 from fedpmt.flower.wire import write_order
-from fedpmt.submodel.depth import mask
+from fedpmt.parts.depth import mask
 from fedpmt.training.messages import Reply
 from fedpmt.types import MODEL
 

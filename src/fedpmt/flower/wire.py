@@ -35,7 +35,7 @@ class Order:
     round: int
     device: int
     task: Task
-    deadline: float  # what widths are fitted to; a device that chooses its own needs it
+    deadline: float  # what depths are fitted to; a device that chooses its own needs it
 
 
 def write_order(order: Order, structure: Structure) -> RecordDict:
@@ -76,7 +76,7 @@ def read_order(records: RecordDict, structure: Structure) -> Order:
 
 
 def write_reply(order: Order, reply: Reply) -> RecordDict:
-    """What a node sends: the tensors that were trained, with the width, the round and the run they belong to."""
+    """What a node sends: the tensors that were trained, with the depth, the round and the run they belong to."""
     said = _reply_said(order, reply)
     metrics: dict[str, Any] = {name: float(value) for name, value in reply.metrics.items()}
     return RecordDict({REPLY: ConfigRecord(said), METRICS: MetricRecord(metrics), **_arrays(reply.tensors)})

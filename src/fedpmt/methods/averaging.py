@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedpmt.methods.base import Method, Predictor, Round, Setup, Step, Sums
-from fedpmt.submodel.part import GLOBAL, Part, take
+from fedpmt.parts.part import GLOBAL, Part, take
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from fedpmt.allowance import Resource
-    from fedpmt.complexity.budget import Budget
-    from fedpmt.complexity.cost import Cost
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.structure import Structure
+    from fedpmt.parts.part import Part
+    from fedpmt.pricing.budget import Budget
+    from fedpmt.pricing.cost import Cost
     from fedpmt.records import Evaluated
-    from fedpmt.submodel.part import Part
+    from fedpmt.resources import Resource
     from fedpmt.training.local import LocalWork, Site
     from fedpmt.training.messages import Client, Reply, Task
     from fedpmt.types import Arrays, Examples, Tensors

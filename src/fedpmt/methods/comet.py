@@ -15,10 +15,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.methods.base import FROM_0, FROM_1, Method, Predictor, Round, Setup, Step
 from fedpmt.methods.fitted import fitted, rate_for
-from fedpmt.submodel.part import GLOBAL, Beside, Part
+from fedpmt.parts.part import GLOBAL, Beside, Part
+from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL, DivergedError
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from fedpmt.allowance import Resource
     from fedpmt.methods.base import Action
     from fedpmt.models.structure import Structure
+    from fedpmt.resources import Resource
     from fedpmt.training.codistillation import Personal
     from fedpmt.training.local import LocalWork
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from fedpmt.methods.averaging import Averaged, PartAveraging
-from fedpmt.submodel.depth import full
+from fedpmt.parts.depth import full
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Round
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
     from fedpmt.training.messages import Client
 
 

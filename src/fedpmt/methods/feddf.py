@@ -19,9 +19,9 @@ import numpy as np
 
 from fedpmt.methods.base import ABOVE_0, FROM_0, FROM_1, Method, Predictor, Round, Server, Setup, Step
 from fedpmt.methods.fitted import fitted, rate_for
-from fedpmt.submodel.depth import full
-from fedpmt.submodel.part import GLOBAL, WHOLE
-from fedpmt.submodel.width import narrow_start
+from fedpmt.parts.depth import full
+from fedpmt.parts.part import GLOBAL, WHOLE
+from fedpmt.parts.width import narrow_start
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL, Examples, SettingError
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fedpmt.allowance import Resource
-    from fedpmt.complexity.cost import Cost
     from fedpmt.methods.base import Action
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
+    from fedpmt.pricing.cost import Cost
+    from fedpmt.resources import Resource
     from fedpmt.training.distillation import StudentWork
     from fedpmt.training.local import LocalWork
     from fedpmt.types import Tensors

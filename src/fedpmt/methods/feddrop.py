@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from fedpmt.complexity.matching import match_keep, rate_within
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.methods.base import SHARE
-from fedpmt.submodel.depth import full
-from fedpmt.submodel.width import first_channels, random_channels, thinned
+from fedpmt.parts.depth import full
+from fedpmt.parts.width import first_channels, random_channels, thinned
+from fedpmt.pricing.matching import match_keep, rate_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedpmt.aggregation import Rule
-    from fedpmt.allowance import Resource
     from fedpmt.methods.base import Action, Round
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
+    from fedpmt.resources import Resource
     from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client
 

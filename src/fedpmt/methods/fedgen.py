@@ -15,12 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from fedpmt.complexity.cost import FLOAT_BYTES
-from fedpmt.complexity.matching import rate_within
 from fedpmt.methods.base import ABOVE_0, FROM_0, FROM_1, SHARE, Method, Predictor, Round, Setup, Step
-from fedpmt.submodel.depth import full
-from fedpmt.submodel.part import GLOBAL, WHOLE, Beside, Part
-from fedpmt.submodel.width import first_channels, hidden_groups, kept_count, narrow
+from fedpmt.parts.depth import full
+from fedpmt.parts.part import GLOBAL, WHOLE, Beside, Part
+from fedpmt.parts.width import first_channels, hidden_groups, kept_count, narrow
+from fedpmt.pricing.cost import FLOAT_BYTES
+from fedpmt.pricing.matching import rate_within
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL, Examples, SettingError
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from fedpmt.allowance import Resource
     from fedpmt.methods.base import Action
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.structure import Structure
+    from fedpmt.resources import Resource
     from fedpmt.training.adam import Moments
     from fedpmt.training.latent import Body
     from fedpmt.training.local import LocalWork

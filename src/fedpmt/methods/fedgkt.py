@@ -16,10 +16,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.methods.base import ABOVE_0, FROM_0, Method, Predictor, Round, Setup, Step
-from fedpmt.submodel.depth import full, suffix
-from fedpmt.submodel.part import GLOBAL, Beside, Part
+from fedpmt.parts.depth import full, suffix
+from fedpmt.parts.part import GLOBAL, Beside, Part
+from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL, Examples, SettingError
 

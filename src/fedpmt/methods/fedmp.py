@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedpmt.complexity.matching import largest_rate
 from fedpmt.methods.base import ABOVE_0, SHARE, Method, Predictor, Round, Setup, Step
-from fedpmt.submodel.depth import full
-from fedpmt.submodel.part import GLOBAL, Part, take
-from fedpmt.submodel.width import (
+from fedpmt.parts.depth import full
+from fedpmt.parts.part import GLOBAL, Part, take
+from fedpmt.parts.width import (
     channel_norms,
     hidden_groups,
     important_channels,
@@ -31,6 +30,7 @@ from fedpmt.submodel.width import (
     narrow,
     thinned,
 )
+from fedpmt.pricing.matching import largest_rate
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fedpmt.allowance import Resource
     from fedpmt.methods.base import Action
     from fedpmt.models.structure import Structure
+    from fedpmt.resources import Resource
     from fedpmt.training.local import LocalWork
 
 

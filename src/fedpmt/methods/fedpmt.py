@@ -12,15 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
-from fedpmt.allowance import ROUNDING
-from fedpmt.complexity.budget import largest
 from fedpmt.methods.averaging import Averaged, PartAveraging
-from fedpmt.submodel.depth import block, mask, widths
+from fedpmt.parts.depth import block, mask, suffixes
+from fedpmt.pricing.budget import largest
+from fedpmt.resources import ROUNDING
 
 if TYPE_CHECKING:
-    from fedpmt.allowance import Resource
     from fedpmt.methods.base import Action, Round
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
+    from fedpmt.resources import Resource
     from fedpmt.training.messages import Client
 
 
@@ -30,7 +30,7 @@ class FedPMT(PartAveraging):
 
     sums = "layers"
 
-    widths: int | None = None  # |I|; None: one per layer
+    depths: int | None = None  # |I|; None: one per layer
     splitting: Literal["server", "device"] = "server"  # Option I or Option II
     block: Literal["suffix", "middle", "prefix"] = (
         "suffix"  # the paper's last layers, or others at their price
@@ -38,13 +38,13 @@ class FedPMT(PartAveraging):
 
     def masks(self, state: Averaged) -> tuple[Part, ...]:
         """Ξ_1 to Ξ_|I|, smallest first."""
-        return widths(state.structure, self.widths or len(state.structure.layers))
+        return suffixes(state.structure, self.depths or len(state.structure.layers))
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """Option I: the largest f_k within what the server knows the device can do."""
         fits = self.fits(client, state.structure, round.price)
-        # A budget made of a width is that width's, though with a cached prefix a wider one may hold less memory.
-        chosen = largest(self.masks(state)[: client.budget.width if client.budget else None], fits)
+        # A budget made of a depth is that depth's, though with a cached prefix a wider one may hold less memory.
+        chosen = largest(self.masks(state)[: client.budget.depth if client.budget else None], fits)
         return chosen if self.block == "suffix" else self.elsewhere(state, chosen, round)
 
     def action(self, resource: Resource) -> Action:

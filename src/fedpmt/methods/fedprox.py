@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Self
 
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.methods.base import FROM_0
-from fedpmt.submodel.depth import full
+from fedpmt.parts.depth import full
 
 if TYPE_CHECKING:
-    from fedpmt.allowance import Resource
-    from fedpmt.complexity.budget import Usage
     from fedpmt.methods.base import Action, Round
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
+    from fedpmt.pricing.budget import Usage
+    from fedpmt.resources import Resource
     from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client, Task
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedpmt.methods.slicing import SliceAveraging
-from fedpmt.submodel.width import rolling_channels
+from fedpmt.parts.width import rolling_channels
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedpmt.complexity.matching import rate_within
-from fedpmt.submodel.depth import full
-from fedpmt.submodel.width import thinned
+from fedpmt.parts.depth import full
+from fedpmt.parts.width import thinned
+from fedpmt.pricing.matching import rate_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
 
 
 def fitted(structure: Structure, rate: float, why: str) -> Part:

@@ -11,19 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
-from fedpmt.complexity.budget import largest
 from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
 from fedpmt.methods.nested import Nested, NestedMean, nested
-from fedpmt.submodel.part import GLOBAL, Part
+from fedpmt.parts.part import GLOBAL, Part
+from fedpmt.pricing.budget import largest
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fedpmt.allowance import Resource
     from fedpmt.methods.base import Action
     from fedpmt.models.structure import Structure
+    from fedpmt.resources import Resource
     from fedpmt.training.local import LocalWork
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedpmt.methods.slicing import SliceAveraging
-from fedpmt.submodel.width import first_channels
+from fedpmt.parts.width import first_channels
 
 if TYPE_CHECKING:
     import numpy as np

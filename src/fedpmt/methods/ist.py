@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
-from fedpmt.complexity.matching import rate_within
 from fedpmt.methods.averaging import Averaged, PartAveraging
-from fedpmt.submodel.width import (
+from fedpmt.parts.width import (
     disjoint_channels,
     first_channels,
     hidden_groups,
@@ -23,12 +22,13 @@ from fedpmt.submodel.width import (
     narrow,
     without_buffers,
 )
+from fedpmt.pricing.matching import rate_within
 
 if TYPE_CHECKING:
-    from fedpmt.allowance import Resource
     from fedpmt.methods.base import Action, Predictor, Round
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
+    from fedpmt.resources import Resource
     from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client
 

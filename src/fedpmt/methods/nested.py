@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fedpmt.methods.base import Predictor
-from fedpmt.submodel.part import GLOBAL, WHOLE, Part, embedded, take
-from fedpmt.submodel.width import thinned, without_buffers
+from fedpmt.parts.part import GLOBAL, WHOLE, Part, embedded, take
+from fedpmt.parts.width import thinned, without_buffers
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 
-from fedpmt.complexity.budget import Usage
-from fedpmt.complexity.cost import FLOAT_BYTES, Memory
-from fedpmt.complexity.matching import largest_rate
 from fedpmt.methods.base import ABOVE_0, FROM_0, FROM_1, SHARE, Method, Predictor, Round, Setup, Step
-from fedpmt.submodel.depth import full, suffix
-from fedpmt.submodel.mask import rearranged
-from fedpmt.submodel.part import GLOBAL, WHOLE, Mask, Part, place, take
+from fedpmt.parts.depth import full, suffix
+from fedpmt.parts.mask import rearranged
+from fedpmt.parts.part import GLOBAL, WHOLE, Mask, Part, place, take
+from fedpmt.pricing.budget import Usage
+from fedpmt.pricing.cost import FLOAT_BYTES, Memory
+from fedpmt.pricing.matching import largest_rate
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fedpmt.allowance import Resource
     from fedpmt.methods.base import Action, PriceOf
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Selection
+    from fedpmt.parts.part import Selection
+    from fedpmt.resources import Resource
     from fedpmt.training.local import LocalWork
     from fedpmt.training.masked import Squares
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from fedpmt.complexity.cost import FLOAT_BYTES
 from fedpmt.methods.base import ABOVE_0, Method, Predictor, Round, Setup, Step
-from fedpmt.submodel.depth import full
-from fedpmt.submodel.part import GLOBAL
+from fedpmt.parts.depth import full
+from fedpmt.parts.part import GLOBAL
+from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL
 

@@ -6,17 +6,17 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
-from fedpmt.complexity.matching import rate_within
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.methods.base import SHARE
-from fedpmt.submodel.width import HIDDEN, of_classes, thinned, without_buffers
+from fedpmt.parts.width import HIDDEN, of_classes, thinned, without_buffers
+from fedpmt.pricing.matching import rate_within
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedpmt.allowance import Resource
     from fedpmt.methods.base import Action, Predictor, Round
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
+    from fedpmt.resources import Resource
     from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client, Task
 

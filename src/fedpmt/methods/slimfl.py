@@ -17,20 +17,20 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from fedpmt.complexity.budget import largest
 from fedpmt.methods.base import ABOVE_0, FROM_0, Method, Predictor, Step, Sums
 from fedpmt.methods.nested import Nested, NestedMean, nested
-from fedpmt.submodel.part import GLOBAL, Part
-from fedpmt.submodel.width import corners
+from fedpmt.parts.part import GLOBAL, Part
+from fedpmt.parts.width import corners
+from fedpmt.pricing.budget import largest
 from fedpmt.training.messages import Task
 from fedpmt.types import MODEL, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fedpmt.allowance import Resource
     from fedpmt.methods.base import Action, Round, Setup
     from fedpmt.models.structure import Structure
+    from fedpmt.resources import Resource
     from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client, Reply
 

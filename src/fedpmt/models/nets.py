@@ -23,7 +23,7 @@ class Net:
     hidden: tuple[int, ...]
     classes: int
     batch: int  # the batch size of the paper's complexity table
-    widths: tuple[int, ...]  # the paper's |I|, larger first
+    depths: tuple[int, ...]  # the paper's |I|, larger first
 
     @property
     def layers(self) -> int:
@@ -34,9 +34,9 @@ class Net:
 NETS = {
     net.name: net
     for net in (
-        Net("fcnn-mnist", (1, 28, 28), (), (400, 300, 200, 100), 10, batch=12, widths=(4, 2)),
-        Net("cnn-mnist", (1, 28, 28), (8, 16), (128,), 10, batch=12, widths=(4, 2)),
-        Net("cnn-cifar10", (3, 32, 32), (16, 32), (500, 300), 10, batch=20, widths=(5, 2)),
+        Net("fcnn-mnist", (1, 28, 28), (), (400, 300, 200, 100), 10, batch=12, depths=(4, 2)),
+        Net("cnn-mnist", (1, 28, 28), (8, 16), (128,), 10, batch=12, depths=(4, 2)),
+        Net("cnn-cifar10", (3, 32, 32), (16, 32), (500, 300), 10, batch=20, depths=(5, 2)),
     )
 }
 

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedpmt.allowance import parse_budget
 from fedpmt.report.groups import clean, group_runs
 from fedpmt.report.quantities import bytes_unit, count_unit, percent_unit, show, time_unit
+from fedpmt.resources import parse_budget
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:

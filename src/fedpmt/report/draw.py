@@ -65,9 +65,9 @@ def draw_net(table: Mapping[str, Any], path: Path) -> None:
 
 
 def _figure(table: Mapping[str, Any]) -> Figure:
-    layers, widths = table["layers"], sorted(table["widths"], key=lambda row: -row["width"])
-    thinned = _thinned(layers, widths)
-    count = len(widths) + (thinned is not None)
+    layers, depths = table["layers"], sorted(table["depths"], key=lambda row: -row["depth"])
+    thinned = _thinned(layers, depths)
+    count = len(depths) + (thinned is not None)
     per_row = count if count <= PANELS_PER_ROW else math.ceil(count / math.ceil(count / PANELS_PER_ROW))
     rows = math.ceil(count / per_row)
     figure = Figure(figsize=(max(PANEL_SIZE[0], 0.7 * len(layers)) * per_row, PANEL_SIZE[1] * rows + 0.9))
@@ -79,18 +79,18 @@ def _figure(table: Mapping[str, Any]) -> Figure:
     panels = list(figure.subplots(rows, per_row, squeeze=False).flat)
     for axes in panels:
         axes.set_axis_off()
-    for axes, row in zip(panels, widths, strict=False):
+    for axes, row in zip(panels, depths, strict=False):
         frozen = len(row["frozen"])
         _panel(axes, _columns(layers, None), frozen)
         name = f"width {row['width']}" + ("" if frozen else " (full model)")
         mask = ", ".join("0" if index < frozen else "1" for index in range(len(layers)))
-        sent = row["upload_bytes"] / widths[0]["upload_bytes"]
+        sent = row["upload_bytes"] / depths[0]["upload_bytes"]
         price = f"{_percent(row['ratio'])} of the operations, {_percent(sent)} of the upload"
         _captions(axes, name, f"$f_k$ = [{mask}]", price)
     if thinned is not None:
-        axes = panels[len(widths)]
+        axes = panels[len(depths)]
         _panel(axes, _columns(layers, thinned["feddrop_keep"]), 0)
-        share = _percent(thinned["feddrop_operations"] / widths[0]["operations"])
+        share = _percent(thinned["feddrop_operations"] / depths[0]["operations"])
         met = thinned["feddrop_within_budget"]
         title = (
             f"FedDrop at the budget of width {thinned['width']}" if met else "FedDrop at its smallest rate"
@@ -103,12 +103,12 @@ def _figure(table: Mapping[str, Any]) -> Figure:
 
 
 def _thinned(
-    layers: Sequence[Mapping[str, Any]], widths: Sequence[Mapping[str, Any]]
+    layers: Sequence[Mapping[str, Any]], depths: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
     """The smallest width whose budget FedDrop can meet, else the smallest; None without a layer to thin."""
     if len(layers) < 2 or not any(layer["kind"] == "linear" for layer in layers[:-1]):
         return None
-    rows = [row for row in reversed(widths) if row["feddrop_keep"] is not None and row["feddrop_keep"] < 1]
+    rows = [row for row in reversed(depths) if row["feddrop_keep"] is not None and row["feddrop_keep"] < 1]
     return next((row for row in rows if row["feddrop_within_budget"]), rows[0] if rows else None)
 
 

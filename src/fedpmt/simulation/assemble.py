@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedpmt.complexity.price import Price
 from fedpmt.devices.fleet import Fleet, make_fleet
-from fedpmt.planning.assign import Planner, make_planner
-from fedpmt.planning.times import Times
+from fedpmt.kernels.chains import is_chain
+from fedpmt.parts.depth import suffixes
+from fedpmt.pricing.plan import Planner, make_planner
+from fedpmt.pricing.price import Price
+from fedpmt.pricing.times import Times
 from fedpmt.records import DEVICES
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.checkpoint import DeviceStore
@@ -21,8 +23,6 @@ from fedpmt.simulation.loop import Federation
 from fedpmt.simulation.placement import PlacedData, compute_device
 from fedpmt.simulation.problem import Problem, draws_at_random
 from fedpmt.simulation.schedule import local_settings
-from fedpmt.submodel.depth import widths
-from fedpmt.training.chains import is_chain
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def plan(settings: Settings, problem: Problem, fleet: Fleet) -> Planner:
     """Who trains what."""
     structure = problem.model.structure
     price = make_price(settings, problem)
-    masks = widths(structure, settings.widths or problem.widths)
+    masks = suffixes(structure, settings.depths or problem.depths)
     times = Times(price, settings.full_seconds, settings.epochs)
     return make_planner(
         structure,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedpmt.allowance import ROUNDING
+from fedpmt.resources import ROUNDING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

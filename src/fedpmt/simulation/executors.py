@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from fedpmt.training.fused import fused_train, fusible, stackable, steps_taken
+from fedpmt.kernels.fused import fused_train, fusible, stackable, steps_taken
 from fedpmt.training.local import LocalSettings, LocalWork, Outcome, Rng, Site, train
 from fedpmt.training.messages import Reply
 from fedpmt.types import MODEL
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedpmt.models.layered import LayeredModel
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
     from fedpmt.training.messages import Task
     from fedpmt.training.objective import Objective
     from fedpmt.types import Examples

@@ -12,7 +12,9 @@ import torch
 
 from fedpmt.devices.fleet import drifted
 from fedpmt.methods.base import Prototype, Round, Server, Setup
-from fedpmt.planning.adaptive import LATE, believed, fitted
+from fedpmt.parts.depth import mask
+from fedpmt.parts.part import GLOBAL
+from fedpmt.pricing.adaptive import LATE, believed, fitted
 from fedpmt.records import DeviceRecord, RoundRecord
 from fedpmt.seeds import Seeds
 from fedpmt.settings import parse_drift
@@ -21,19 +23,18 @@ from fedpmt.simulation.evaluation import evaluate_global, evaluate_personal, wit
 from fedpmt.simulation.executors import Unit
 from fedpmt.simulation.sampling import SAMPLERS
 from fedpmt.simulation.schedule import local_settings
-from fedpmt.submodel.depth import mask
-from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.local import Site
 from fedpmt.training.messages import Capacity, Client, Reply, Task
 from fedpmt.types import DivergedError
 
 if TYPE_CHECKING:
-    from fedpmt.complexity.budget import Budget
-    from fedpmt.complexity.cost import Cost
     from fedpmt.devices.fleet import Device, Fleet
     from fedpmt.methods.base import Method, Predictor
     from fedpmt.models.layered import LayeredModel
-    from fedpmt.planning.assign import Planner
+    from fedpmt.parts.part import Part
+    from fedpmt.pricing.budget import Budget
+    from fedpmt.pricing.cost import Cost
+    from fedpmt.pricing.plan import Planner
     from fedpmt.records import Outcome
     from fedpmt.settings import Settings
     from fedpmt.simulation.checkpoint import DeviceStore
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from fedpmt.simulation.executors import Executor
     from fedpmt.simulation.placement import PlacedData
     from fedpmt.simulation.problem import Problem
-    from fedpmt.submodel.part import Part
     from fedpmt.training.local import LocalSettings, LocalWork
     from fedpmt.types import Examples, Payload
 

@@ -10,8 +10,8 @@ import torch
 
 from fedpmt.models.build import build
 from fedpmt.models.nets import Net, net
+from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import generator
-from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.batches import CPU, placed
 from fedpmt.training.objective import CLASSIFICATION, Objective
 from fedpmt.types import Arrays, SettingError
@@ -40,9 +40,9 @@ class Problem:
         return {GLOBAL: self.model, **self.prototypes}
 
     @property
-    def widths(self) -> int:
-        """|I| where the user says nothing: the paper's larger one, else one width per layer."""
-        return self.net.widths[0] if self.net else len(self.model.structure.layers)
+    def depths(self) -> int:
+        """|I| where the user says nothing: the paper's larger one, else one depth per layer."""
+        return self.net.depths[0] if self.net else len(self.model.structure.layers)
 
     def example(self, device: torch.device = CPU) -> Arrays:
         """Two test inputs, for finding out what a forward pass does."""

@@ -1,4 +1,4 @@
-"""Measure this machine: how long each width really takes, and how much memory it really needs."""
+"""Measure this machine: how long each depth really takes, and how much memory it really needs."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from fedpmt.devices.fleet import MIB
+from fedpmt.parts.depth import mask, suffixes
+from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.schedule import local_settings
-from fedpmt.submodel.depth import mask, widths
-from fedpmt.submodel.part import GLOBAL
 from fedpmt.training.local import LocalWork, Site, train
 from fedpmt.training.messages import Task
 from fedpmt.types import MODEL, Examples
 
 if TYPE_CHECKING:
+    from fedpmt.parts.part import Part
     from fedpmt.settings import Settings
     from fedpmt.simulation.problem import Problem
-    from fedpmt.submodel.part import Part
 
 
 def profile(settings: Settings, problem: Problem, data: Examples, name: str, repeat: int) -> dict[str, Any]:
-    """Seconds per sample and peak memory of each width, on one thread as devices train; and a row for the fleet CSV.
+    """Seconds per sample and peak memory of each depth, on one thread as devices train; and a row for the fleet CSV.
 
     The row's speed is relative to a device that trains one epoch of the full model in `full_seconds`.
     """
     local = local_settings(settings)
     site = Site({GLOBAL: problem.model}, problem.objective, local)
     weights = problem.model.initial()
-    parts = widths(problem.model.structure, settings.widths or problem.widths)
+    parts = suffixes(problem.model.structure, settings.depths or problem.depths)
 
     def once(part: Part) -> None:
         task = Task((part,), {MODEL: weights})
@@ -59,7 +59,7 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
     layers = problem.model.structure.layers
     rows = [
         {
-            "width": number + 1,
+            "depth": number + 1,
             "frozen": [
                 layer.name
                 for layer, on in zip(layers, mask(problem.model.structure, part), strict=True)
@@ -75,7 +75,7 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
         "task": settings.task,
         "name": name,
         "speed": speed,
-        "widths": rows,
+        "depths": rows,
         "csv": _csv_row(name, speed, rows),
     }
 
@@ -93,16 +93,16 @@ def _peak_bytes(work: Any) -> int:
 
 
 def _csv_row(name: str, speed: float, rows: list[dict[str, Any]]) -> str:
-    """What the fleet CSV reads (name, speed, the machine's memory), then what was measured of each width."""
+    """What the fleet CSV reads (name, speed, the machine's memory), then what was measured of each depth."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     columns = {
         "name": name,
         "speed": f"{speed:.6g}",
         "memory_mib": f"{memory / MIB:.0f}",
     }
-    columns |= {f"peak_mib_width_{row['width']}": f"{row['peak_bytes'] / MIB:.2f}" for row in rows}
+    columns |= {f"peak_mib_depth_{row['depth']}": f"{row['peak_bytes'] / MIB:.2f}" for row in rows}
     columns |= {
-        f"seconds_per_sample_width_{row['width']}": f"{row['seconds_per_sample']:.3e}" for row in rows
+        f"seconds_per_sample_depth_{row['depth']}": f"{row['seconds_per_sample']:.3e}" for row in rows
     }
     text = io.StringIO()
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpmt.complexity.cost import FLOAT_BYTES
-from fedpmt.planning.assign import MOST_KINDS
+from fedpmt.parts.part import size
+from fedpmt.pricing.cost import FLOAT_BYTES
+from fedpmt.pricing.plan import MOST_KINDS
 from fedpmt.records import DEVICES
-from fedpmt.submodel.part import size
 from fedpmt.types import SettingError, shown_bytes
 
 if TYPE_CHECKING:

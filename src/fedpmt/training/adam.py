@@ -18,7 +18,7 @@ from fedpmt.training.local import D, LocalWork, Outcome, Rng, Run, Site
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
     from fedpmt.training.messages import Task
     from fedpmt.types import Examples
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from fedpmt.complexity.cost import FLOAT_BYTES
+from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.training.local import LocalWork, Outcome, Pull, Reach, Rng, Run, Site
 from fedpmt.types import MODEL, Examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fedpmt.complexity.cost import Cost
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part, Shapes
+    from fedpmt.parts.part import Part, Shapes
+    from fedpmt.pricing.cost import Cost
     from fedpmt.training.messages import Task
 
 CONTROL = "control"

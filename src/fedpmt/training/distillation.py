@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedpmt.kernels.fused import evaluated
 from fedpmt.training.adam import AdamWork, Moments
 from fedpmt.training.batches import chunks
-from fedpmt.training.fused import evaluated
 from fedpmt.training.local import LocalSettings, LocalWork, Rng, Run, Site, clipped, train
 
 if TYPE_CHECKING:
     from fedpmt.models.layered import LayeredModel
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
     from fedpmt.training.messages import Task
     from fedpmt.types import Examples, Tensors
 

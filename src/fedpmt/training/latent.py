@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpmt.submodel.part import GLOBAL
-from fedpmt.submodel.width import narrow_start
+from fedpmt.parts.part import GLOBAL
+from fedpmt.parts.width import narrow_start
 from fedpmt.training.adam import AdamWork, Moments
 from fedpmt.training.distillation import answers
 from fedpmt.training.local import LocalWork, Outcome, Reach, Rng, Run, Site
@@ -23,7 +23,7 @@ from fedpmt.types import MODEL
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
     from fedpmt.training.messages import Task
     from fedpmt.types import Examples, Tensors
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 
-from fedpmt.complexity.budget import Usage
-from fedpmt.complexity.cost import FLOAT_BYTES
+from fedpmt.kernels.graphed import graphed
 from fedpmt.models.layered import PREFIX_BATCH
-from fedpmt.submodel.depth import frozen_prefix, mask
-from fedpmt.submodel.part import NOTHING, place, take, travelling_shapes, within
-from fedpmt.training.graphed import graphed
+from fedpmt.parts.depth import frozen_prefix, mask
+from fedpmt.parts.part import NOTHING, place, take, travelling_shapes, within
+from fedpmt.pricing.budget import Usage
+from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.training.messages import Capacity, Reply, Task
 from fedpmt.types import MODEL, Examples, Scalar
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from fedpmt.complexity.cost import Cost
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part, Shapes
+    from fedpmt.parts.part import Part, Shapes
+    from fedpmt.pricing.cost import Cost
     from fedpmt.training.objective import Objective
     from fedpmt.types import Arrays, Payload, Tensors
 
@@ -163,7 +163,7 @@ class LocalWork(Generic[D]):
         """Option II: the largest part on offer that the device can afford, else the smallest."""
         affordable = [
             part
-            for part in offer[: device.budget.width]
+            for part in offer[: device.budget.depth]
             if device.budget.allows(self.usage(part, price, structure))
         ]
         if affordable:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedpmt.complexity.cost import FLOAT_BYTES
-from fedpmt.submodel.part import Mask, take, travelling_shapes
+from fedpmt.parts.part import Mask, take, travelling_shapes
+from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.training.local import LocalWork, Outcome, Reach, Rng, Run, Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fedpmt.complexity.cost import Cost
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part, Shapes
+    from fedpmt.parts.part import Part, Shapes
+    from fedpmt.pricing.cost import Cost
     from fedpmt.training.messages import Task
     from fedpmt.types import Examples
 

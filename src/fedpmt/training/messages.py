@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from fedpmt.complexity.budget import Budget
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
+    from fedpmt.pricing.budget import Budget
     from fedpmt.types import Payload, Scalar
 
 

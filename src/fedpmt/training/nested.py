@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fedpmt.complexity.cost import Cost
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
+    from fedpmt.pricing.cost import Cost
     from fedpmt.training.local import Rng, Run, Site
     from fedpmt.training.messages import Task
     from fedpmt.types import Examples

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fedpmt.complexity.cost import Cost
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part, Shapes
+    from fedpmt.parts.part import Part, Shapes
+    from fedpmt.pricing.cost import Cost
     from fedpmt.training.messages import Capacity, Task
     from fedpmt.types import Examples
 

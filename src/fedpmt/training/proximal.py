@@ -11,8 +11,8 @@ from fedpmt.types import SettingError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fedpmt.complexity.cost import Cost
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
+    from fedpmt.pricing.cost import Cost
     from fedpmt.training.messages import Task
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from fedpmt.submodel.part import Indices, local_shape
+from fedpmt.parts.part import Indices, local_shape
 from fedpmt.training.local import LocalWork, Rng, Run, Site, clipped
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
     from fedpmt.training.messages import Task
     from fedpmt.types import Examples
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedpmt.models.build import FlatLinear
-from fedpmt.submodel.part import GLOBAL
+from fedpmt.parts.part import GLOBAL
 from fedpmt.training.adam import AdamWork, Moments, SteppedWork
 from fedpmt.training.batches import chunks
 from fedpmt.training.distillation import answers
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fedpmt.models.layered import LayeredModel
-    from fedpmt.submodel.part import Part
+    from fedpmt.parts.part import Part
     from fedpmt.training.messages import Task
     from fedpmt.types import Arrays, Tensors
 

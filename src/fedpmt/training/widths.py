@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fedpmt.complexity.cost import FLOAT_BYTES
-from fedpmt.submodel.part import size, travelling_shapes
-from fedpmt.submodel.width import corners
+from fedpmt.parts.part import size, travelling_shapes
+from fedpmt.parts.width import corners
+from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpmt.models.structure import Structure
-    from fedpmt.submodel.part import Part, Shapes
+    from fedpmt.parts.part import Part, Shapes
     from fedpmt.training.messages import Task
     from fedpmt.types import Arrays, Examples
 

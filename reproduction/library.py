@@ -1,0 +1,159 @@
+"""The runs that experiments are made of: found among the kept records, or played, several at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from multiprocessing.connection import wait as wait_for
+from typing import TYPE_CHECKING, Any
+
+from fedpmt import api, records
+from fedpmt.settings import Settings
+from reproduction.thin import SUFFIX, thick, thin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from fedpmt.records import RunRecord
+
+POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a batch of runs is."""
+
+    runs: int
+    done: int
+    running: tuple[str, ...]
+    share: float  # of all rounds, by what they cost
+    seconds: float  # since the start
+
+    @property
+    def left(self) -> float | None:
+        """Seconds still needed at this pace; None while nothing is known."""
+        return self.seconds * (1 - self.share) / self.share if self.share > 0 else None
+
+
+class Library:
+    """Finished runs as thin records in one folder, unfinished ones as run folders in another."""
+
+    def __init__(self, kept: Path, work: Path, jobs: int | None = None) -> None:
+        self._kept, self._work = kept, work
+        self._jobs = jobs or os.cpu_count() or 1
+
+    def find(self, settings: Settings) -> RunRecord | None:
+        """A run with these settings; None where it was never finished."""
+        path = self._kept / f"{name_of(settings)}{SUFFIX}"
+        return thick(path) if path.exists() else None
+
+    def missing(self, wanted: Sequence[Settings]) -> list[Settings]:
+        """Those that were never finished, each once."""
+        unique = {name_of(settings): settings for settings in wanted}
+        return [one for name, one in unique.items() if not (self._kept / f"{name}{SUFFIX}").exists()]
+
+    def play(self, wanted: Sequence[Settings], report: Callable[[Standing], None] | None = None) -> None:
+        """Play what is missing, one run per core; what an interrupt leaves is continued by the next call."""
+        waiting = self.missing(wanted)
+        if not waiting:
+            return
+        self._kept.mkdir(parents=True, exist_ok=True)
+        weights = {name_of(one): one.rounds * _round_weight(one) for one in waiting}
+        # A spawned process has its own torch, set to one thread, and shares nothing with this one.
+        context = multiprocessing.get_context("spawn")
+        begun, done = time.monotonic(), 0
+        running: dict[Future[None], Settings] = {}
+        workers = min(self._jobs, len(waiting))
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent) as pool:
+            try:
+                while waiting or running:
+                    while waiting and len(running) < self._jobs:
+                        settings = waiting.pop(0)
+                        running[pool.submit(_play, settings, self._folder(settings))] = settings
+                    finished, _ = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                    for future in finished:
+                        settings = running.pop(future)
+                        future.result()
+                        self._keep(settings)
+                        done += 1
+                    if report is not None:
+                        parts = {name_of(one): self._played(one) for one in running.values()}
+                        rest = sum(weights[name_of(one)] for one in waiting)
+                        rest += sum(weights[name] * (1 - part) for name, part in parts.items())
+                        share = 1 - rest / sum(weights.values())
+                        seconds = time.monotonic() - begun
+                        report(Standing(len(weights), done, tuple(parts), share, seconds))
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def _folder(self, settings: Settings) -> Path:
+        return self._work / name_of(settings)
+
+    def _played(self, settings: Settings) -> float:
+        path = self._folder(settings) / records.ROUNDS
+        return path.read_bytes().count(b"\n") / settings.rounds if path.exists() else 0.0
+
+    def _keep(self, settings: Settings) -> None:
+        folder = self._folder(settings)
+        run = records.read_run(folder)
+        stored = {key: value for key, value in run.settings.items() if key not in records.EXECUTION}
+        data = thin(run.model_copy(update={"settings": stored}))
+        records.write_atomically(self._kept / f"{name_of(settings)}{SUFFIX}", data)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def name_of(settings: Settings) -> str:
+    """A name that tells runs apart: in words what matters most, and a fingerprint of what is not a default."""
+    defaults = {name: field.default for name, field in Settings.model_fields.items()}
+    # Defaults are left out, so that a setting added later leaves old names as they are.
+    told = {key: value for key, value in settings.identity().items() if value != defaults[key]}
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
+    words = f"{settings.method}-{settings.task}-{settings.data}-{settings.partition}-seed{settings.seed}"
+    return f"{re.sub(r'[^a-z0-9.]+', '-', words.lower())}-{digest}"
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed ends too: nobody would keep what it plays, and it would hold the folder."""
+    parent = multiprocessing.parent_process()
+
+    def watch(sentinel: int) -> None:
+        wait_for([sentinel])
+        os._exit(1)
+
+    if parent is not None:
+        threading.Thread(target=watch, args=(parent.sentinel,), daemon=True).start()
+
+
+def _play(settings: Settings, folder: Path) -> None:
+    """One run in a process of its own, continued where it was left; one that diverges stops no other."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    alone = settings.model_copy(update={"workers": 1})
+    api.run_in(folder, alone, lambda: api.paper_problem_of(alone), resume=folder.exists(), keep_diverged=True)
+
+
+def _round_weight(settings: Settings) -> float:
+    """What a round takes in proportion to others: enough for telling the time left."""
+    from fedpmt.models.nets import net
+
+    shape = net(settings.task)
+    work: Any = 1.0
+    size, channels = shape.input_shape[1], shape.input_shape[0]
+    for filters in shape.filters:
+        size -= 4
+        work += channels * filters * 25 * size**2
+        size, channels = size // 2, filters
+    features = channels * size**2
+    for units in (*shape.hidden, shape.classes):
+        work += features * units
+        features = units
+    return float(settings.cohort * settings.samples * settings.epochs * work)

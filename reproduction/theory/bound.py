@@ -1,0 +1,123 @@
+"""The bound of Theorem 1, as printed and as its proof gives it, for any mix of depths.
+
+    E[F(w^T) - F(w*)] <= ((λ + 1) Γ_1 / 2 + 2 Δ̃ / μ²) / (T + λ)                     printed
+    Δ̃ = (8 (τ - 1)² G² + 2 L (|I| ψ + |S| + ε) Λ + 2 δ² ψ) / ε²
+
+The proof ends with F - F* <= (L / 2) Γ_T, so what it gives is L times as much: the printed line lost the L.
+It also needs η_t <= ε / (2 L (|I| ψ + |S|)), which the theorem does not say and which fixes the least λ.
+docs/theory.md lists the other slips; none of them is repaired here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fedpmt.pricing.splitting import splitting_constant
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedpmt.pricing.splitting import Definition
+
+Form = Literal["printed", "proof"]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What Theorem 1 must know of a problem and a run; measured ones come from `reproduction.theory.descent`."""
+
+    strong_convexity: float  # μ
+    smoothness: float  # L
+    distance: float  # Γ_1 = ‖w^1 - w*‖²
+    gradient_square: float = 0.0  # G²
+    noise: float = 0.0  # δ²
+    heterogeneity: float = 0.0  # Λ
+    epsilon: float = 1.0  # ε of Proposition 1; 1 when every device trains everything
+
+    def __post_init__(self) -> None:
+        if not 0 < self.strong_convexity <= self.smoothness:
+            raise SettingError(
+                f"strong_convexity = {self.strong_convexity:g} is refused: 0 < μ <= L = {self.smoothness:g} is needed"
+            )
+
+    @property
+    def covered(self) -> bool:
+        """Theorem 1 speaks of this run only if ε is positive."""
+        return self.epsilon > 0
+
+    @property
+    def kept(self) -> float:
+        """ε as the theorem takes it, at most 1."""
+        return min(self.epsilon, 1.0)
+
+
+def least_offset(
+    constants: Constants, shares: Sequence[float], cohort: int, definition: Definition = "lemma"
+) -> float:
+    """The least λ for which η_1 = 2 / (μ ε (1 + λ)) <= ε / (2 L (|I| ψ + |S|)); infinite where ε <= 0.
+
+    With L / μ = 2, |I| = 2, everybody at full depth and 10 devices, λ + 1 = 4 * 2 * (2 * 2 + 10):
+
+    >>> least_offset(Constants(1.0, 2.0, 1.0), [0, 1.0], 10)
+    111.0
+    """
+    if not constants.covered:
+        return math.inf
+    load = len(shares) * splitting_constant(shares, definition, cohort) + cohort  # |I| ψ + |S|
+    condition = constants.smoothness / constants.strong_convexity
+    return max(1.0, 4 * condition * load / constants.kept**2 - 1)
+
+
+def spread(
+    constants: Constants, shares: Sequence[float], cohort: int, steps: int, definition: Definition = "lemma"
+) -> float:
+    """Δ = 8 (τ - 1)² G² + 2 L (|I| ψ + |S| + ε) Λ + 2 δ² ψ: what one round adds, over η_t²."""
+    psi = splitting_constant(shares, definition, cohort)
+    load = len(shares) * psi + cohort + constants.kept
+    return (
+        8 * (steps - 1) ** 2 * constants.gradient_square
+        # Without heterogeneity the term is nothing, even where nobody trains the first layer and ψ is infinite.
+        + (2 * constants.smoothness * load * constants.heterogeneity if constants.heterogeneity else 0.0)
+        + (2 * constants.noise * psi if constants.noise else 0.0)
+    )
+
+
+def loss_bound(
+    constants: Constants,
+    shares: Sequence[float],
+    *,
+    cohort: int,
+    rounds: float,
+    steps: int = 1,
+    offset: float | None = None,
+    form: Form = "proof",
+    definition: Definition = "lemma",
+) -> float:
+    """Theorem 1's bound on E[F(w^T) - F*] after `rounds` T with step size 2 / (μ ε (t + λ)).
+
+    `shares` is p, smallest depth first; `cohort` |S|; `steps` τ; `offset` λ, the least allowed if not given.
+    Infinite where ε is not positive: then the theorem says nothing.
+
+    >>> constants = Constants(strong_convexity=1.0, smoothness=2.0, distance=4.0, noise=0.5)
+    >>> loss_bound(constants, [0, 1.0], cohort=10, rounds=889, form="printed")  # (112 * 4 / 2 + 2 * 2) / 1000
+    0.228
+    >>> loss_bound(constants, [0, 1.0], cohort=10, rounds=889)
+    0.456
+    """
+    if form not in ("printed", "proof"):
+        raise SettingError.unknown("form", form, ["printed", "proof"])
+    least = least_offset(constants, shares, cohort, definition)
+    if math.isinf(least):
+        return math.inf
+    if offset is None:
+        offset = least
+    elif offset < least * (1 - 1e-12):
+        raise SettingError(f"offset = {offset:g} is refused: the proof needs a λ of at least {least:g}")
+    added = spread(constants, shares, cohort, steps, definition) / constants.kept**2  # Δ̃
+    printed = ((offset + 1) * constants.distance / 2 + 2 * added / constants.strong_convexity**2) / (
+        rounds + offset
+    )
+    return printed if form == "printed" else constants.smoothness * printed

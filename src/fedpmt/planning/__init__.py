@@ -1,1 +1,0 @@
-"""From a deadline or a budget to what each device trains."""

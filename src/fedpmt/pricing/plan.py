@@ -1,0 +1,154 @@
+"""Which depth each device gets, and with it the budget that every other method must keep to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from fedpmt.devices.fleet import Device
+from fedpmt.pricing.budget import Budget, Pace, Usage, largest
+from fedpmt.resources import ROUNDING
+from fedpmt.training.local import LocalWork
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from fedpmt.devices.fleet import Fleet
+    from fedpmt.models.structure import Structure
+    from fedpmt.parts.part import Part
+    from fedpmt.pricing.price import Price
+    from fedpmt.pricing.times import Times
+    from fedpmt.resources import Allowance
+
+MOST_KINDS = 1000
+"""Fleets of more kinds of devices are not looked at one by one."""
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Assigns FedPMT's depths by level or by deadline."""
+
+    structure: Structure
+    depths: tuple[Part, ...]  # Ξ_1 to Ξ_|I|, smallest first
+    price: Price
+    times: Times
+    assign: Literal["level", "deadline"]
+    deadline: float  # what depths are fitted to
+    allowance: Allowance | None = None  # what a device may spend; None: the operations of its depth
+
+    def seconds(self, device: Device, part: Part, samples: int) -> float:
+        """T_k of a device that trains this part."""
+        down, up = self.traffic(part)
+        return self.times.training(device, self.price(part), samples) + self.times.transfer(device, down, up)
+
+    def seconds_of(self, fleet: Fleet, part: Part, samples: int) -> np.ndarray:
+        """T_k of every device of a fleet for this part."""
+        down, up = self.traffic(part)
+        reference = self.times.training(Device(0, 1, 1.0), self.price(part), samples)
+        seconds = reference / fleet.speeds
+        if fleet.downlinks is not None:
+            seconds = seconds + down / fleet.downlinks
+        if fleet.uplinks is not None:
+            seconds = seconds + up / fleet.uplinks
+        return seconds
+
+    def depths_of(self, fleet: Fleet, samples: int) -> np.ndarray:
+        """The depth of every device of a fleet, 1 the smallest."""
+        if self.assign == "level":
+            return fleet.levels
+        chosen = np.ones(len(fleet), dtype=np.int64)
+        for depth, part in enumerate(self.depths, start=1):
+            fits = self.seconds_of(fleet, part, samples) <= self.deadline * (1 + ROUNDING)
+            if fleet.memories is not None:
+                fits &= self.price(part).memory_bytes <= fleet.memories
+            chosen[fits] = depth
+        return chosen
+
+    def traffic(self, part: Part) -> tuple[int, int]:
+        """Bytes down and up of a part."""
+        usage = self.usage(part)
+        return usage.bytes_down, usage.bytes_up
+
+    def usage(self, part: Part) -> Usage:
+        """What a part takes of a device that does nothing but train it."""
+        return LocalWork[None]().usage(part, self.price, self.structure)
+
+    def depth(self, device: Device, samples: int) -> Part:
+        """The mask of a device: its level's, or the largest that fits its deadline and memory."""
+        if self.assign == "level":
+            return self.depths[device.level - 1]
+        return largest(self.depths, lambda part: self.fits(device, part, samples))
+
+    def fits(self, device: Device, part: Part, samples: int) -> bool:
+        """Whether a device can train this part in time and in memory."""
+        in_time = self.seconds(device, part, samples) <= self.deadline * (1 + ROUNDING)
+        return in_time and self.price(part).memory_bytes <= device.memory
+
+    def budget(self, device: Device, samples: int) -> Budget:
+        """What a device can afford: no more than FedPMT's depth costs there, or than the user allows."""
+        memory = math.inf if self.assign == "level" else device.memory
+        depth = self.depth(device, samples)
+        if self.allowance is None:
+            return Budget(self.price(depth).sustained, memory)
+        resource, amount = self.allowance.resource, self.allowance.at(device.level)
+        budget = Budget(memory_bytes=memory, pace=self.pace(device, samples))
+        if amount is None:
+            budget = replace(budget, depth=self.depths.index(depth) + 1)
+            return budget.limited(resource, budget.spent(resource, self.usage(depth)))
+        return budget.limited(resource, amount.limit(budget.spent(resource, self.usage(self.depths[-1]))))
+
+    def pace(self, device: Device, samples: int) -> Pace:
+        """What an operation and a byte take of a device's time."""
+        reference = self.price.full
+        seconds = self.times.training(device, reference, samples)
+        return Pace(seconds / reference.sustained, 1 / device.downlink, 1 / device.uplink)
+
+    def weakest(self, fleet: Fleet, samples: int) -> Budget:
+        """The budget that every device of a fleet can keep to: of the smallest share of what the whole model takes."""
+        if self.allowance is not None:
+            resource, whole = self.allowance.resource, self.usage(self.depths[-1])
+            budgets = [self.budget(device, samples) for device in _kinds(fleet)]
+            return min(budgets, key=lambda one: one.limit(resource) / one.spent(resource, whole))
+        depth = int(self.depths_of(fleet, samples).min())
+        memory = math.inf if self.assign == "level" or fleet.memories is None else float(fleet.memories.min())
+        return Budget(self.price(self.depths[depth - 1]).sustained, memory)
+
+
+def _kinds(fleet: Fleet) -> list[Device]:
+    """One device of each kind; of very many kinds those that are least in something, on each level."""
+    if len(fleet.profiles) <= MOST_KINDS:
+        return [device for device, _ in fleet.profiles]
+    columns = (fleet.speeds, fleet.uplinks, fleet.downlinks, fleet.memories)
+    return [
+        fleet.device(int(members[np.argmin(column[members])]))
+        for members in fleet.members
+        for column in columns
+        if column is not None and len(members)
+    ]
+
+
+def make_planner(
+    structure: Structure,
+    depths: tuple[Part, ...],
+    price: Price,
+    times: Times,
+    fleet: Fleet,
+    *,
+    assign: Literal["level", "deadline"],
+    deadline: float | None,
+    samples: int,
+    allowance: Allowance | None = None,
+) -> Planner:
+    """A planner for this fleet. Without a deadline, depths are fitted to the tightest that leaves nobody out."""
+    if assign == "level" and len(fleet.level_speeds) != len(depths):
+        raise SettingError(
+            f"assign = 'level' needs as many depths as levels: there are {len(depths)} depths and "
+            f"{len(fleet.level_speeds)} levels (set --depths or --levels, or use --assign deadline)"
+        )
+    limit = math.inf if deadline is None else deadline
+    planner = Planner(structure, depths, price, times, assign, limit, allowance)
+    if deadline is None and assign == "deadline":
+        return replace(planner, deadline=float(planner.seconds_of(fleet, depths[0], samples).max()))
+    return planner

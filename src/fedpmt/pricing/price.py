@@ -1,0 +1,261 @@
+"""What one Part costs a device, in one of two modes.
+
+    exact   multiply-adds as really run: forward, weight gradients, error signals (none into the first
+            trained layer's input), and one operation per trained parameter and step
+    paper   the formulas behind the printed table, for the paper's three nets
+
+Memory is measured in both.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from fedpmt.models.layered import PREFIX_BATCH
+from fedpmt.models.nets import KERNEL, POOL
+from fedpmt.parts import depth
+from fedpmt.parts.part import WHOLE, Whole, local_shape, size
+from fedpmt.pricing import paper
+from fedpmt.pricing.cost import FLOAT_BYTES, Cost, LayerCost, Memory
+from fedpmt.pricing.measure import measure, two_samples
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fedpmt.models.layered import LayeredModel
+    from fedpmt.models.nets import Net
+    from fedpmt.models.structure import Layer
+    from fedpmt.parts.part import Part
+    from fedpmt.pricing.measure import Measurement
+    from fedpmt.types import Arrays
+
+Mode: TypeAlias = Literal["exact", "paper"]
+MODES = ("exact", "paper")
+Key: TypeAlias = tuple[tuple[object, ...], tuple[object, ...]]
+
+
+class Price:
+    """Prices parts of one model for batches of `batch` samples; parts of equal sizes are measured once.
+
+    `samples` is the usual |D_k|, the unit of `load`. `cached` says that training keeps the outputs of
+    frozen layers for a whole round; a model that cannot be run in halves never does. `others` are nets that some
+    devices have instead, by the name that parts call them; shares are of this one.
+    """
+
+    def __init__(
+        self,
+        model: LayeredModel,
+        *,
+        mode: Mode,
+        batch: int,
+        samples: int,
+        cached: bool,
+        momentum: bool,
+        example: Arrays,
+        net: Net | None = None,
+        epochs: int = 1,
+        others: Mapping[str, LayeredModel] | None = None,
+    ) -> None:
+        if mode not in MODES:
+            raise SettingError.unknown("mode", mode, MODES)
+        if mode == "paper" and (net is None or not _is_net(model, net)):
+            raise SettingError("mode = 'paper' prices the paper's nets only; use mode = 'exact'")
+        self.structure = model.structure
+        self.mode, self.net = mode, net
+        self.batch, self.samples = batch, samples  # n^x, |D_k|
+        self.cached = cached and model.composable
+        self.momentum, self.epochs = momentum, epochs  # E
+        self._model = model.clone()
+        self._tensors = self._model.initial()
+        self._inputs = two_samples(example)
+        self._costs: dict[Key, Cost] = {}
+        self._measured: dict[Key, Measurement] = {}
+        self._others: dict[str, Price] = {}
+        for name, other in (others or {}).items():
+            if mode == "paper":
+                raise SettingError(f"mode = 'paper' has no price for the net '{name}'; use mode = 'exact'")
+            self._others[name] = Price(
+                other,
+                mode=mode,
+                batch=batch,
+                samples=samples,
+                cached=cached,
+                momentum=momentum,
+                example=example,
+                epochs=epochs,
+            )
+
+    @cached_property
+    def _full_operations(self) -> float:
+        return self._price(depth.full(self.structure)).operations
+
+    @cached_property
+    def full(self) -> Cost:
+        """The price of the full model; found when it is first asked for, since a device that is told may never ask."""
+        return self(depth.full(self.structure))
+
+    def __call__(self, part: Part) -> Cost:
+        """The price of one batch, of whichever net it is a part of; what a device keeps costs as if it were sent."""
+        if part.model in self._others:
+            cost = self._others[part.model](part)
+            return replace(cost, share=self._share(cost))
+        part = part.resident()
+        key = self._key(part)
+        if key not in self._costs:
+            cost = self._price(part)
+            self._costs[key] = replace(cost, share=self._share(cost), sustained=self._sustained(cost))
+        return self._costs[key]
+
+    def load(self, cost: Cost, *, samples: int, epochs: float) -> float:
+        """A local round in units of one epoch of the full model over `self.samples` samples.
+
+        T_k is this, times the seconds of that epoch at speed 1, over κ_k.
+        """
+        if self.mode == "paper":
+            # c_k · |D_k| · E
+            return (cost.share * epochs + cost.once / self._full_operations) * samples / self.samples
+        work = cost.round_operations(samples=samples, epochs=epochs, batch=self.batch, cached=self.cached)
+        return work / (self.full.operations * self.samples / self.batch)
+
+    def layers(self) -> tuple[LayerCost, ...]:
+        """The full model layer by layer."""
+        if self.mode == "paper":
+            rows = [
+                (float(row.forward), float(row.error), float(row.gradient), float(row.update))
+                for row in self._formulas(depth.full(self.structure))
+            ]
+        else:
+            rows = self._differences()
+        return tuple(
+            LayerCost(layer.name, *self._units(layer), self.structure.size(layer.parameters), *row)
+            for layer, row in zip(self.structure.layers, rows, strict=True)
+        )
+
+    def _differences(self) -> list[tuple[float, float, float, float]]:
+        """What each layer adds to the suffix behind it."""
+        count = len(self.structure.layers)
+        suffixes = [self._measure(depth.suffix(self.structure, frozen, "")) for frozen in range(count)]
+        rows = []
+        for index, layer in enumerate(self.structure.layers):
+            here = suffixes[index]
+            behind = suffixes[index + 1] if index + 1 < count else None
+            gradient = here.gradient - (behind.gradient if behind else 0)
+            backward = here.backward - (behind.backward if behind else 0)
+            batch = self.batch
+            update = float(self.structure.size(layer.parameters))
+            rows.append(
+                (here.forward[layer.name] * batch, (backward - gradient) * batch, gradient * batch, update)
+            )
+        return rows
+
+    def _units(self, layer: Layer) -> tuple[str, int]:
+        groups = self.structure.axes.groups if self.structure.axes else {}
+        shapes = [self.structure.shapes[name] for name in layer.parameters]
+        dimensions = next((shape for shape in shapes if len(shape) > 1), shapes[0])
+        kind = "other" if layer.name not in groups else ("linear" if len(dimensions) == 2 else "conv")
+        return kind, dimensions[0]
+
+    def _price(self, part: Part) -> Cost:
+        measured = self._measure(part)
+        cut = depth.frozen_prefix(self.structure, part)
+        if self.mode == "paper":
+            rows = self._formulas(part)
+            trained = depth.mask(self.structure, part)
+            prefix = float(sum(row.forward for row in rows[:cut]))
+            forward = float(sum(row.forward for row in rows[cut:]))
+            # The signal passes through every layer behind the first trained one, trained or not.
+            error = float(sum(row.error for row in rows[cut:]))
+            gradient = float(sum(row.gradient for row, on in zip(rows, trained, strict=True) if on))
+            update = float(sum(row.update for row, on in zip(rows, trained, strict=True) if on))
+        else:
+            names = [layer.name for layer in self.structure.layers]
+            prefix = self.batch * sum(measured.forward[name] for name in names[:cut])
+            forward = self.batch * sum(measured.forward[name] for name in names[cut:])
+            error = self.batch * (measured.backward - measured.gradient)
+            gradient = self.batch * measured.gradient
+            update = float(self._count(part, self._trained(part)))
+        return Cost(prefix, forward, error, gradient, update, share=1.0, memory=self._memory(part, measured))
+
+    def _sustained(self, cost: Cost) -> float:
+        if self.mode == "paper":
+            return cost.operations  # the paper pays for the frozen layers in every epoch
+        work = cost.round_operations(
+            samples=self.batch, epochs=self.epochs, batch=self.batch, cached=self.cached
+        )
+        return work / self.epochs
+
+    def _share(self, cost: Cost) -> float:
+        if self.mode == "exact":
+            return cost.operations / self._full_operations
+        # Rounded up to 0.01 by integers alone, as the printed times need it: .46 .58 .88 .94 1
+        return -(-100 * int(cost.operations) // int(self._full_operations)) / 100
+
+    def _memory(self, part: Part, measured: Measurement) -> Memory:
+        # A masked tensor is worked on, and derived, as a whole.
+        gradients = FLOAT_BYTES * sum(math.prod(self._shape(part, name)) for name in self._trained(part))
+        weights = gradients + FLOAT_BYTES * sum(math.prod(self._shape(part, name)) for name in part.sent)
+        activations = math.ceil(self.batch * measured.activation_bytes)
+        cache = math.ceil(self.samples * measured.hidden_bytes) if self.cached else 0
+        at_once = min(PREFIX_BATCH, self.samples) if self.cached else self.batch
+        prefix_pass = math.ceil(at_once * measured.prefix_bytes)
+        return Memory(weights, gradients, activations, gradients if self.momentum else 0, cache, prefix_pass)
+
+    def _formulas(self, part: Part) -> tuple[paper.Operations, ...]:
+        net = self.net
+        if net is None or any(name not in part.sent for name in self.structure.tensors):
+            raise SettingError("mode = 'paper' prices the paper's nets only; use mode = 'exact'")
+        # A part cut by width has whole numbers of neurons, unlike the table's columns.
+        kept = [Fraction(self._shape(part, f"{layer.name}.weight")[0]) for layer in self.structure.layers]
+        convolutions = len(net.filters)
+        return paper.layer_operations(
+            net,
+            self.batch,
+            filters=kept[:convolutions],
+            hidden=kept[convolutions:-1],
+            departures=paper.PRINTED[net.name],
+        )
+
+    def _measure(self, part: Part) -> Measurement:
+        key = self._key(part)
+        if key not in self._measured:
+            self._measured[key] = measure(self._model, self._tensors, part, self._inputs, cached=self.cached)
+        return self._measured[key]
+
+    def _trained(self, part: Part) -> list[str]:
+        return [name for name in self.structure.parameters if name in part.trained]
+
+    def _count(self, part: Part, names: list[str]) -> int:
+        return sum(size(part.trained[name], self.structure.shapes[name]) for name in names)
+
+    def _shape(self, part: Part, name: str) -> tuple[int, ...]:
+        return local_shape(part.sent.get(name, WHOLE), self.structure.shapes[name])
+
+    def _key(self, part: Part) -> Key:
+        """All that decides a price: which channels were kept does not, only how many."""
+        sent = tuple(
+            (name, None if isinstance(selection, Whole) else self._shape(part, name))
+            for name, selection in part.sent.items()
+        )
+        trained = tuple(
+            (name, None if isinstance(selection, Whole) else size(selection, self.structure.shapes[name]))
+            for name, selection in part.trained.items()
+        )
+        return sent, trained
+
+
+def _is_net(model: LayeredModel, net: Net) -> bool:
+    channels, side = net.input_shape[0], net.input_shape[1]
+    expected: list[tuple[int, ...]] = []
+    for filters in net.filters:
+        expected.append((filters, channels, KERNEL, KERNEL))
+        channels, side = filters, (side - KERNEL + 1) // POOL
+    units = [channels * side**2, *net.hidden, net.classes]
+    expected += [(after, before) for before, after in pairwise(units)]
+    shapes = model.structure.shapes
+    return [shapes.get(f"{layer.name}.weight") for layer in model.structure.layers] == expected

@@ -1,8 +1,0 @@
-"""What the paper proves, and what it can be held against: ψ, the bound of Theorem 1, convex test problems."""
-
-from __future__ import annotations
-
-from fedpmt.theory.bound import Constants, least_offset, loss_bound
-from fedpmt.theory.splitting import splitting_constant
-
-__all__ = ["Constants", "least_offset", "loss_bound", "splitting_constant"]

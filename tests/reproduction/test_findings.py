@@ -1,0 +1,137 @@
+"""What the papers found, judged from records."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from reproduction.entrants import KNOWN
+from reproduction.findings import (
+    FINDINGS,
+    LIKELY,
+    NOT_SEEN,
+    OPEN,
+    SEEN,
+    UNKNOWN,
+    UNLIKELY,
+    Finding,
+    findings,
+    jumps,
+    reached_bytes,
+    reached_seconds,
+)
+from reproduction.paper import IID, TWO_CLASSES
+from reproduction.readings import final, reaching
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+from report_samples import run
+
+if TYPE_CHECKING:
+    from fedpmt.records import RunRecord
+
+
+def ended(*accuracies: float) -> list[RunRecord]:
+    """One run for each final accuracy, of seeds 0, 1, ..; a round takes ten seconds and sends a hundred bytes."""
+    return [run([accuracy / 2, accuracy], seed=seed) for seed, accuracy in enumerate(accuracies)]
+
+
+@pytest.mark.parametrize(
+    ("firsts", "seconds", "verdict"),
+    [
+        ((0.8, 0.81, 0.82), (0.7, 0.71, 0.72), SEEN),
+        ((0.7, 0.71, 0.72), (0.8, 0.81, 0.82), NOT_SEEN),
+        ((0.8, 0.70, 0.75), (0.7, 0.80, 0.74), OPEN),
+        ((0.8, 0.71, 0.75), (0.7, 0.70, 0.70), LIKELY),
+        ((0.7, 0.70, 0.70), (0.8, 0.71, 0.75), UNLIKELY),
+        ((0.8, 0.7), (0.8, 0.7), OPEN),
+        ((0.8,), (0.7,), SEEN),
+        ((0.7,), (0.8,), NOT_SEEN),
+        ((), (0.8,), UNKNOWN),
+    ],
+)
+def test_verdicts_need_more_than_the_interval(
+    firsts: tuple[float, ...], seconds: tuple[float, ...], verdict: str
+) -> None:
+    finding = Finding("", "", "a", "b", final, more=True)
+    assert finding.verdict(ended(*firsts), ended(*seconds))[0] == verdict
+
+
+def test_who_never_reaches_the_target_is_behind() -> None:
+    finding = Finding("", "", "a", "b", reached_seconds)
+    assert finding.verdict(ended(0.6, 0.6), ended(0.4, 0.4)) == (SEEN, "2 of 2")
+    assert finding.verdict(ended(0.4, 0.4), ended(0.6, 0.6)) == (NOT_SEEN, "0 of 2")
+    assert finding.verdict(ended(0.6, 0.4), ended(0.4, 0.6)) == (OPEN, "1 of 2")
+    assert finding.verdict(ended(0.4), ended(0.4))[0] == UNKNOWN
+    # At 20 s and after 200 bytes; with 1.2 already at 10 s.
+    assert [reached_seconds(one) for one in ended(0.6, 1.2)] == [20.0, 10.0]
+    assert [reached_bytes(one) for one in ended(0.6, 1.2)] == [200.0, 100.0]
+
+
+def test_what_is_not_there_can_also_say_nothing() -> None:
+    """Never reached is behind; what a run that broke off would have spent is not known."""
+    firsts, seconds = ended(0.5, 0.5, 0.5), ended(0.5, 0.5, 0.5)
+    told: dict[int, float | None] = {
+        id(run): spent for run, spent in zip(firsts, (1.0, None, 3.0), strict=True)
+    }
+    told |= {id(run): spent for run, spent in zip(seconds, (2.0, 4.0, 4.0), strict=True)}
+    for reaches, verdict in ((True, OPEN), (False, SEEN)):
+        finding = Finding("", "", "a", "b", lambda run: told[id(run)], reaches=reaches)
+        assert finding.verdict(firsts, seconds) == (verdict, "2 of 3")
+
+
+def test_one_of_several_seeds_decides_nothing() -> None:
+    sooner = Finding("", "", "a", "b", reached_seconds)
+    assert sooner.verdict(ended(0.6, 0.3, 0.3), ended(0.3, 0.3, 0.3)) == (OPEN, "1 of 3")
+    assert sooner.verdict(ended(0.6, 0.6, 0.3), ended(0.3, 0.3, 0.3)) == (SEEN, "2 of 3")
+    higher = Finding("", "", "a", "b", final, more=True)
+    assert higher.verdict(ended(0.8, 0.8, 0.8), ended(0.3)) == (
+        OPEN,
+        "1 of 3",
+    )  # the others are not there yet
+
+
+def test_a_target_is_reached_by_a_mean_not_by_a_jump() -> None:
+    """Twenty evaluations, so the mean of two: one at 0.9 between zeros makes 0.45, and the 12th and 13th 0.5."""
+    jumpy = run([0.0, 0.0, 0.9, 0.0, *[0.0] * 7, 0.5, 0.5, *[0.6] * 7])
+    found = reaching(jumpy, 0.5)
+    assert found is not None
+    assert (found.round, found.seconds, found.bytes_up) == (13, 130.0, 1300)
+    assert reached_seconds(jumpy) == 130.0
+    assert reaching(jumpy, 0.61) is None
+    # With two classes per device the papers' findings are read at 40 %.
+    assert reached_seconds(run([0.1, 0.42], partition=TWO_CLASSES)) == 20.0
+    assert reached_seconds(run([0.1, 0.42], partition=IID)) is None
+
+
+def test_a_margin_and_jumps() -> None:
+    close = Finding("", "", "a", "b", final, more=True, margin=0.01)
+    assert close.verdict(ended(0.795), ended(0.8))[0] == SEEN
+    assert close.verdict(ended(0.78), ended(0.8))[0] == NOT_SEEN
+    calm, wild = run([0.1, 0.9, 0.5, 0.5, 0.5, 0.5]), run([0.5, 0.5, 0.5, 0.3, 0.6, 0.3])
+    assert jumps(calm) == 0
+    assert jumps(wild) == pytest.approx(0.3)
+
+
+def test_findings_are_about_entrants() -> None:
+    for finding in FINDINGS:
+        assert {finding.first, finding.second} <= set(KNOWN)
+        assert set(finding.panels) <= {IID, TWO_CLASSES}
+
+
+def test_a_finding_needs_both_sides() -> None:
+    found = {(IID, "fedrolex"): ended(0.8), (IID, "heterofl"): ended(0.7), (IID, "feddrop"): []}
+    judged = {one["finding"]: one["verdict"] for one in findings(found)}
+    assert judged == {
+        "FedRolex ends above HeteroFL": SEEN,
+        "HeteroFL ends above random dropout": UNKNOWN,
+        "FedRolex ends above random dropout": UNKNOWN,
+    }
+
+
+def test_the_end_is_the_last_tenth_of_the_rounds() -> None:
+    long = run([*[0.1] * 18, 0.5, 0.7])
+    assert final(long) == pytest.approx(0.6)
+    assert final(run([0.1, None, 0.3, None])) == 0.3

@@ -1,0 +1,174 @@
+"""`fedpmt reproduce`: each artefact on a small scale, and what its tables say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedpmt.cli.main import program
+from fedpmt.report.quantities import Spread
+from fedpmt.types import SettingError
+from reproduction import accuracy, completion_time, complexity, paper
+from reproduction.artefact import Artefact, Table, publish
+from reproduction.claims import Case, Claim, write_verdicts
+from reproduction.completion_time import Estimate
+from reproduction.library import Library
+from reproduction.paper import IID, TWO_CLASSES, Scope
+
+
+def test_every_printed_operation_comes_out(tmp_path: Path) -> None:
+    assert program(["reproduce", "complexity", "--out", str(tmp_path)]) == 0
+    numbers = json.loads((tmp_path / "complexity.json").read_text())
+    assert numbers["as_printed"]
+    assert len(numbers["rows"]) == sum(len(rows) for rows in complexity.PRINTED.values()) == 19
+    page = (tmp_path / "complexity.md").read_text()
+    assert (
+        "| conv1, conv2, fc1, fc2 | 12,864,200 (45.83 %) | 12,864,200 (45.83 %) | 0.40: 12,885,200 |" in page
+    )
+    assert "NO" not in page
+
+
+def test_an_unknown_artefact_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program(["reproduce", "acuracy"]) == 2
+    assert "did you mean 'accuracy'" in capsys.readouterr().err
+
+
+def test_the_runs_are_the_papers() -> None:
+    scope = Scope(range(10))
+    runs = accuracy.runs(scope)
+    assert len(runs) == 10 * 6 * 5
+    cifar = next(
+        one for one in runs if one.task == "cnn-cifar10" and one.method == "fedpmt" and one.depths == 5
+    )
+    assert (cifar.devices, cifar.cohort, cifar.samples, cifar.batch, cifar.lr, cifar.epochs, cifar.rounds) == (
+        100, 10, 500, 20, 0.05, 1, 400,
+    )  # fmt: skip
+    mnist = next(one for one in runs if one.task == "fcnn-mnist")
+    assert (mnist.devices, mnist.cohort, mnist.samples, mnist.batch, mnist.lr, mnist.rounds) == (
+        100, 8, 300, 12, 0.01, 500,
+    )  # fmt: skip
+    assert {one.eval_every for one in runs} <= {1, 2, 5}
+
+
+def test_completion_time_shares_its_runs_with_the_figure() -> None:
+    """Only FedAvg under the deadline has to be trained besides."""
+    scope = Scope([0])
+    library = Library(Path("none"), Path("none"))
+    figure = {one.model_dump_json() for one in library.missing(accuracy.runs(scope))}
+    added = [
+        one for one in library.missing(completion_time.runs(scope)) if one.model_dump_json() not in figure
+    ]
+    assert [(one.method, one.deadline) for one in added] == [("fedavg", 26.5)] * 2
+
+
+def test_the_papers_times_as_rounds() -> None:
+    rounds = {
+        partition: [
+            [
+                round(seconds / completion_time.ROUND_SECONDS[case])
+                for case, seconds in zip(completion_time.CASES, row, strict=True)
+            ]
+            for row in rows.values()
+        ]
+        for partition, rows in completion_time.PRINTED.items()
+    }
+    assert rounds[IID] == [[40, 42, 39, 39], [60, 65, 61, 56], [86, 93, 84, 85]]
+    assert rounds[TWO_CLASSES] == [[157, 170, 158, 93], [233, 249, 236, 132], [313, 331, 350, 207]]
+
+
+def test_estimates() -> None:
+    found = Estimate.of([10.0, 12.0, 14.0])
+    assert found is not None
+    # t(0.975, 2) = 4.303, s = 2, n = 3
+    assert found.half == pytest.approx(4.3027 * 2 / 3**0.5, rel=1e-4)
+    assert found.text() == "12 ± 5"
+    assert Estimate.of([None, None]) is None
+    one = Estimate.of([5.0, None])
+    assert one is not None
+    assert one.text(1) == "5.0 (1 of 2)"
+
+
+def test_claims_are_counted_over_whole_panels() -> None:
+    def at(value: float) -> Spread | None:
+        return Spread.of([value])
+
+    lines = accuracy.lines_of("cnn-mnist")
+    finals: accuracy.Finals = {
+        ("cnn-mnist", TWO_CLASSES): dict(zip(lines, map(at, (0.95, 0.945, 0.92, 0.7, 0.5)), strict=True)),
+        ("cnn-mnist", IID): dict(zip(lines, map(at, (0.97, 0.9, 0.91, 0.95, 0.94)), strict=True)),
+        ("fcnn-mnist", IID): dict(zip(lines, (*map(at, (0.97, 0.9, 0.91, 0.95)), None), strict=True)),
+    }
+    claims = accuracy.claims(finals)
+    assert [claim.verdict for claim in claims] == [
+        "holds partly: 2 of 4", "holds partly: 3 of 4", "holds partly: 1 of 2", "does not reproduce",
+        "not measured", "holds", "holds", "holds",
+    ]  # fmt: skip
+    assert claims[-2].numbers == "CNN-MNIST: 92.0 %"
+    assert "CNN-MNIST i.i.d.: -7.0 (no)" in claims[2].numbers
+
+
+def test_verdicts_are_collected_from_what_was_published(tmp_path: Path) -> None:
+    assert write_verdicts(tmp_path) is None
+    held = Claim("it is | fast", "IV", [Case("here", True, "2 x")], "nothing")
+    open_ = Claim("nobody looked", "IV", [])
+    publish(
+        Artefact("accuracy", "Curves", "fedpmt reproduce accuracy", "text", claims=[held, open_]), tmp_path
+    )
+    quick = [Claim("a taste", "IV", [Case("here", True, "1")])]
+    publish(Artefact("studies", "More", "fedpmt reproduce studies --quick", "text", claims=quick), tmp_path)
+    page = write_verdicts(tmp_path)
+    assert page is not None
+    text = page.read_text()
+    assert "| it is \\| fast | IV | **holds** | here: 2 x | nothing | [accuracy](accuracy.md) |" in text
+    assert "nobody looked" not in text
+    assert "a taste" not in text
+    assert "- [More](studies.md)" in text
+    (tmp_path / "studies.json").write_text('{"claims": [{}]}')
+    with pytest.raises(SettingError, match="not an artefact of this version"):
+        write_verdicts(tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    artefact = Artefact("a", "A", "fedpmt reproduce a", "text", [Table("t", ("x", "y"), [("1", "a|b")])])
+    with pytest.raises(SettingError, match="cannot be written"):
+        publish(artefact, file / "folder")
+    assert "a\\|b" in artefact.markdown()
+
+
+def test_figures_of_few_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole path with tiny runs: train, keep, draw, and draw again without training."""
+    monkeypatch.setattr(paper, "QUICK_ROUNDS", 2)
+    monkeypatch.setitem(paper.EVALUATED_EVERY, "embedded", 1)
+    monkeypatch.setattr(
+        accuracy, "panels_of", lambda scope: [("fcnn-mnist", IID), ("fcnn-mnist", TWO_CLASSES)]
+    )
+    flags = ["--quick", "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work"), "--jobs", "2"]
+    assert program(["reproduce", "accuracy", *flags]) == 0
+    assert program(["reproduce", "completion-time", *flags]) == 0
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"records"} | {
+        f"{name}.{kind}"
+        for name in ("accuracy", "completion-time")
+        for kind in ("md", "html", "json", "png", "pdf")
+    }
+    before = (tmp_path / "out" / "accuracy.md").read_bytes()
+    assert program(["reproduce", "accuracy", *flags, "--draw-only"]) == 0
+    assert (tmp_path / "out" / "accuracy.md").read_bytes() == before
+    # A page that lacks runs says how it was made.
+    assert program(["reproduce", "accuracy", *flags, "--draw-only", "--seeds", "0-1"]) == 0
+    assert "--seeds 0-1 --quick --draw-only`" in (tmp_path / "out" / "accuracy.md").read_text()
+
+
+@pytest.mark.slow
+def test_quick(tmp_path: Path) -> None:
+    """What a newcomer runs: all artefacts on embedded data."""
+    assert (
+        program(["reproduce", "all", "--quick", "--out", str(tmp_path), "--work", str(tmp_path / "work")])
+        == 0
+    )
+    final = json.loads((tmp_path / "accuracy.json").read_text())["final"]
+    assert {row["seeds"] for row in final} == {1}
