@@ -18,10 +18,10 @@ def layer(name: str, kind: str, units: int) -> dict[str, Any]:
     return {"name": name, "kind": kind, "units": units}
 
 
-def width(number: int, frozen: list[str], share: float, **feddrop: Any) -> dict[str, Any]:
+def depth(number: int, frozen: list[str], share: float, **feddrop: Any) -> dict[str, Any]:
     row = {"feddrop_keep": None, "feddrop_operations": None, "feddrop_within_budget": None}
     return {
-        "width": number,
+        "depth": number,
         "frozen": frozen,
         "operations": int(1000 * share),
         "ratio": share,
@@ -38,7 +38,7 @@ def table(fits: bool = True) -> dict[str, Any]:
         "task": "small-net",
         "mode": "exact",
         "layers": [layer("conv1", "conv", 8), layer("fc1", "linear", 300), layer("out", "linear", 10)],
-        "widths": [width(1, ["conv1"], 0.5, **half), width(2, [], 1.0, **whole)],
+        "depths": [depth(1, ["conv1"], 0.5, **half), depth(2, [], 1.0, **whole)],
     }
 
 
@@ -69,14 +69,14 @@ def test_other_formats_are_refused_in_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_says_what_each_width_trains(tmp_path: Path) -> None:
+def test_says_what_each_depth_trains(tmp_path: Path) -> None:
     path = tmp_path / "net.svg"
     draw_net(table(), path)
     words = texts(path)
-    assert "width 2 (full model)" in words
+    assert "depth 2 (full model)" in words
     assert "[0, 1, 1]" in words
     assert "50% of the operations, 50% of the upload" in words
-    assert "FedDrop at the budget of width 1" in words
+    assert "FedDrop at the budget of depth 1" in words
     assert "keeps 50% of hidden neurons" in words
     assert "counted in mode exact" in words
 
@@ -85,15 +85,15 @@ def test_says_where_feddrop_cannot_meet_the_budget(tmp_path: Path) -> None:
     path = tmp_path / "net.svg"
     draw_net(table(fits=False), path)
     assert "FedDrop at its smallest rate" in texts(path)
-    assert "49% of the operations, more than width 1" in texts(path)
+    assert "49% of the operations, more than depth 1" in texts(path)
 
 
 def test_a_model_that_cannot_be_thinned_has_no_feddrop_panel(tmp_path: Path) -> None:
     path = tmp_path / "net.svg"
     names = [f"encoder.layers.{index}" for index in range(12)]
     layers = [layer(name, "other", units) for name, units in zip(names, [1, 2, 3, 5] * 3, strict=True)]
-    widths = [width(number, names[: 12 - number], number / 12) for number in range(1, 13)]
-    draw_net({"task": "deep", "mode": "exact", "layers": layers, "widths": widths}, path)
+    depths = [depth(number, names[: 12 - number], number / 12) for number in range(1, 13)]
+    draw_net({"task": "deep", "mode": "exact", "layers": layers, "depths": depths}, path)
     assert "FedDrop" not in texts(path)
     assert "…layers.0" in texts(path)
 

@@ -1,6 +1,6 @@
-"""A picture of the net with what each width trains, in the manner of the paper's first figure.
+"""A picture of the net with what each depth trains, in the manner of the paper's first figure.
 
-One panel per width, the full model first, and one of FedDrop for comparison. Weights that are updated
+One panel per depth, the full model first, and one of FedDrop for comparison. Weights that are updated
 by back-propagation are solid and blue, those that only take part in the forward pass dotted and grey.
 """
 
@@ -74,7 +74,7 @@ def _figure(table: Mapping[str, Any]) -> Figure:
     height = figure.get_figheight()
     room = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, rect=(0, 0.55 / height, 1, 1 - 0.95 / height))
     figure.set_layout_engine(room)
-    title = f"What each width of {table['task']} trains"
+    title = f"What each depth of {table['task']} trains"
     figure.text(0.5, 1 - 0.12 / height, title, ha="center", va="top", fontsize=13, color=TEXT)
     panels = list(figure.subplots(rows, per_row, squeeze=False).flat)
     for axes in panels:
@@ -82,7 +82,7 @@ def _figure(table: Mapping[str, Any]) -> Figure:
     for axes, row in zip(panels, depths, strict=False):
         frozen = len(row["frozen"])
         _panel(axes, _columns(layers, None), frozen)
-        name = f"width {row['width']}" + ("" if frozen else " (full model)")
+        name = f"depth {row['depth']}" + ("" if frozen else " (full model)")
         mask = ", ".join("0" if index < frozen else "1" for index in range(len(layers)))
         sent = row["upload_bytes"] / depths[0]["upload_bytes"]
         price = f"{_percent(row['ratio'])} of the operations, {_percent(sent)} of the upload"
@@ -93,9 +93,9 @@ def _figure(table: Mapping[str, Any]) -> Figure:
         share = _percent(thinned["feddrop_operations"] / depths[0]["operations"])
         met = thinned["feddrop_within_budget"]
         title = (
-            f"FedDrop at the budget of width {thinned['width']}" if met else "FedDrop at its smallest rate"
+            f"FedDrop at the budget of depth {thinned['depth']}" if met else "FedDrop at its smallest rate"
         )
-        above = "" if met else f", more than width {thinned['width']}"
+        above = "" if met else f", more than depth {thinned['depth']}"
         kept = f"keeps {_percent(thinned['feddrop_keep'])} of hidden neurons"
         _captions(axes, title, kept, f"{share} of the operations{above}")
     _legend(figure, thinned is not None, table["mode"])
@@ -105,7 +105,7 @@ def _figure(table: Mapping[str, Any]) -> Figure:
 def _thinned(
     layers: Sequence[Mapping[str, Any]], depths: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """The smallest width whose budget FedDrop can meet, else the smallest; None without a layer to thin."""
+    """The smallest depth whose budget FedDrop can meet, else the smallest; None without a layer to thin."""
     if len(layers) < 2 or not any(layer["kind"] == "linear" for layer in layers[:-1]):
         return None
     rows = [row for row in reversed(depths) if row["feddrop_keep"] is not None and row["feddrop_keep"] < 1]
