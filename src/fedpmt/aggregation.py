@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from fedpmt.kernels.native import native_add_at, native_fold
-from fedpmt.parts.part import Indices, Whole, add_at, take
+from fedpmt import kernels
+from fedpmt.parts.part import Indices, Whole, add_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ class CoverageMean:
     """
 
     def __init__(self, weights: Tensors, rule: Rule = "overlap") -> None:
-        self._weights = weights
+        self.weights = weights
         self._rule = rule
         self._sums: dict[str, Tensor] = {}  # Σ a_k (w_kj - w_j)
         self._covers: dict[str, Tensor | float] = {}  # Σ_{C_j} a_k; one number while every cover is whole
@@ -51,8 +51,8 @@ class CoverageMean:
         self._unit = 0.0
         self._waiting: dict[str, list[tuple[Tensor, float]]] = {}
 
-    def add(self, part: Part, tensors: Tensors, weight: float) -> None:
-        """Fold in one device's trained tensors."""
+    def add(self, part: Part, update: Tensors, weight: float) -> None:
+        """Fold in what one device changed."""
         # Sums are in units of the first weight, so that devices of equal weight, the usual case, need no product.
         self._unit = self._unit or weight or 1.0
         share = weight / self._unit
@@ -61,45 +61,53 @@ class CoverageMean:
             cover = self._covers.get(name, 0.0)
             if isinstance(selection, Whole):
                 self._covers[name] = cover + weight
-                self._waiting.setdefault(name, []).append((tensors[name], share))
+                self._waiting.setdefault(name, []).append((update[name], share))
                 if len(self._waiting[name]) == TOGETHER:
                     self._fold(name)
                 continue
             self._fold(name)
-            current = self._weights[name]
+            current = self.weights[name]
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(current)
-            difference = tensors[name] - take(current, selection)
-            if share != 1:
-                difference.mul_(share)
+            difference = update[name] if share == 1 else update[name] * share
             if not isinstance(cover, torch.Tensor):
                 self._covers[name] = cover = torch.full_like(current, cover)
             sums = self._sums[name]
-            if not isinstance(selection, Indices) or not native_add_at(
+            if not isinstance(selection, Indices) or not kernels.add_at(
                 sums, cover, selection.axes, difference, weight
             ):
                 add_at(sums, selection, difference)
                 add_at(cover, selection, weight)
 
-    def result(self) -> dict[str, Tensor]:
-        """The new weights, once; tensors that nobody trained are the old ones, not copies."""
-        new = dict(self._weights)
+    def changes(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """The mean change of each tensor that somebody trained, once, and which entries were; None: all of them."""
+        found: dict[str, tuple[Tensor, Tensor | None]] = {}
         for name, cover in self._covers.items():
             self._fold(name)
-            current, difference = self._weights[name], self._sums[name]
+            difference = self._sums[name]
             if self._rule == "zero":
                 # Σ_C a (w_k - w) + Σ_{S - C} a (0 - w), over Σ_S a
                 missing = (self._total - cover) / self._unit
-                new[name] = current + (difference - missing * current) / (self._total / self._unit)
-            elif self._rule == "overlap" and isinstance(cover, torch.Tensor):
-                # Where the cover is zero so is the sum: dividing by one leaves the entry as it was.
-                trained_by = cover.masked_fill(cover == 0, 1)
-                new[name] = difference.div_(trained_by / self._unit).add_(current)
+                found[name] = (
+                    (difference - missing * self.weights[name]) / (self._total / self._unit),
+                    None,
+                )
+                continue
+            covered = cover != 0 if isinstance(cover, torch.Tensor) else None
+            trained = cover if self._rule == "overlap" else self._total
+            if isinstance(trained, torch.Tensor):
+                # Where the cover is zero so is the sum: dividing by one leaves it zero.
+                difference.div_(trained.masked_fill(trained == 0, 1) / self._unit)
             else:
-                trained = cover if self._rule == "overlap" else self._total
-                for change, now in _blocks(difference, current):
-                    change.div_(trained / self._unit).add_(now)
-                new[name] = difference
+                difference.div_(trained / self._unit)
+            found[name] = difference, covered
+        return found
+
+    def result(self) -> dict[str, Tensor]:
+        """The new weights w + Δ, once; tensors that nobody trained are the old ones, not copies."""
+        new = dict(self.weights)
+        for name, (change, _) in self.changes().items():
+            new[name] = change.add_(self.weights[name])
         return new
 
     def _fold(self, name: str) -> None:
@@ -107,20 +115,18 @@ class CoverageMean:
         waiting = self._waiting.pop(name, [])
         if not waiting:
             return
-        current, fresh = self._weights[name], name not in self._sums
+        fresh = name not in self._sums
         if fresh:
-            self._sums[name] = _room(current)
+            self._sums[name] = _room(self.weights[name])
         tensors = [tensor for tensor, _ in waiting]
-        if native_fold(self._sums[name], current, tensors, [share for _, share in waiting], fresh=fresh):
+        if kernels.fold(self._sums[name], None, tensors, [share for _, share in waiting], fresh=fresh):
             return
-        buffer = torch.empty_like(current.reshape(-1)[:BLOCK])
-        for total, now, *trained in _blocks(self._sums[name], current, *tensors):
-            for place, (own, (_, share)) in enumerate(zip(trained, waiting, strict=True)):
-                into = total if fresh and place == 0 else buffer[: len(total)]
-                difference = torch.sub(own, now, out=into)
-                if share != 1:
-                    difference.mul_(share)
-                if difference is not total:
+        for total, *changed in _blocks(self._sums[name], *tensors):
+            for place, (own, (_, share)) in enumerate(zip(changed, waiting, strict=True)):
+                difference = own if share == 1 else own * share
+                if fresh and place == 0:
+                    total.copy_(difference)
+                else:
                     total.add_(difference)
 
 

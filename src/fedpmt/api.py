@@ -121,7 +121,7 @@ def _under_budget(method: Method[Any, Any]) -> Method[Any, Any]:
     """The method with those of its settings on which a budget can act, where it has defaults there."""
     defaults = {field.name: field.default for field in dataclasses.fields(method)}  # type: ignore[arg-type]
     changed = {
-        name: value for name, value in method.under_budget.items() if getattr(method, name) == defaults[name]
+        name: value for name, value in method.traits.under_budget.items() if getattr(method, name) == defaults[name]
     }
     return dataclasses.replace(method, **changed)  # type: ignore[type-var]
 
@@ -134,9 +134,9 @@ def with_public(given: Mapping[str, Any], methods: Sequence[str | type[Method[An
     """Settings with the public and validation data that these methods need; what is said stays."""
     filled = dict(given)
     classes = [one if isinstance(one, type) else method_class(one) for one in methods]
-    if filled.get("public") is None and any(one.needs_public for one in classes):
+    if filled.get("public") is None and any(one().traits.needs_public for one in classes):
         filled["public"] = HELD_OUT["public"]
-    if filled.get("validation") is None and any(one.needs_validation for one in classes):
+    if filled.get("validation") is None and any(one().traits.needs_validation for one in classes):
         filled["validation"] = HELD_OUT["validation"]
     return filled
 
@@ -159,7 +159,7 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     if settings.budget is None or settings.method not in METHODS:
         return settings
     # In the record, so that it says what ran.
-    options = {**method_class(settings.method).under_budget, **settings.options}
+    options = {**method_class(settings.method)().traits.under_budget, **settings.options}
     return settings.model_copy(update={"options": options})
 
 
@@ -204,7 +204,7 @@ def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None
     from fedpmt.devices.fleet import make_fleet
     from fedpmt.models.nets import net
 
-    used = method or method_of(settings)
+    used = (method or method_of(settings)).traits
     if settings.splitting == "device" and used.needs_speeds:
         raise SettingError(
             f"splitting = 'device' is refused: {settings.method} needs speeds that the server does not know then"
@@ -234,8 +234,8 @@ def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None
             f"public = 'none' is refused: {settings.method} needs some (e.g. {HELD_OUT['public']})"
         )
     fleet = make_fleet(settings)
-    if settings.allowance is not None:
-        settings.allowance.check_levels(str(settings.budget), len(fleet.level_speeds))
+    if settings.limits is not None:
+        settings.limits.check_levels(str(settings.budget), len(fleet.level_speeds))
     if settings.task != OWN_TASK:
         layers = net(settings.task).layers
         count = settings.depths or net(settings.task).depths[0]

@@ -1,15 +1,19 @@
-"""What a user lets a device spend in a round, as text. Loads no torch.
+"""What a local round takes of a device, and what a user lets it take. Loads no torch.
 
-operations           as much as FedPMT's depth takes on that device
-operations=0.4       that share of what the whole model takes on that device
-time=20s             an amount; bytes, upload and memory have B, kB, MB, GB, KiB, MiB and GiB
-memory=0.3,0.5,1     one for each level, slowest first
+A price, a usage and a limit are all `Resources`; a usage fits a limit when `usage <= limit`. Users write limits as
+text, in the setting `budget`:
+
+    operations           as much as FedPMT's depth takes on that device
+    operations=0.4       that share of what the whole model takes on that device
+    time=20s             an amount; bytes, upload and memory have B, kB, MB, GB, KiB, MiB and GiB
+    memory=0.3,0.5,1     one for each level, slowest first
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal, get_args
 
 from fedpmt.types import SettingError
@@ -17,7 +21,7 @@ from fedpmt.types import SettingError
 Resource = Literal["operations", "time", "bytes", "upload", "memory"]
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
 ROUNDING = 1e-9
-"""What is dearer by less than this share is within a limit: the same sum in another order."""
+"""A usage that exceeds a limit by less than this share fits: the same sum in another order differs that much."""
 
 BYTES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
 UNITS: dict[Resource, dict[str, float]] = {
@@ -30,43 +34,90 @@ UNITS: dict[Resource, dict[str, float]] = {
 
 
 @dataclass(frozen=True)
-class Amount:
-    """A share of what the whole model takes, or an amount of the resource itself."""
+class Resources:
+    """One device's local round in numbers: a price, a usage, or the limit of one.
 
-    value: float
-    absolute: bool = False
+    >>> usage = Resources(operations=100, seconds=20, traffic=800, upload=300, memory=4_000)
+    >>> usage <= Resources.limit(seconds=20), usage <= Resources.limit(upload=200)
+    (True, False)
+    >>> usage.download, usage.of("time"), UNLIMITED.but("memory", 1_000).memory
+    (500, 20, 1000)
+    """
 
-    def limit(self, whole: float) -> float:
-        """In the resource's own unit, where the whole model takes this much of it."""
-        return self.value if self.absolute else self.value * whole
+    operations: float = 0.0  # multiply-adds
+    seconds: float = 0.0  # of training and transfer
+    traffic: float = 0.0  # bytes down and up
+    upload: float = 0.0  # bytes up
+    memory: float = 0.0  # bytes, at the peak
+
+    @classmethod
+    def limit(cls, **limits: float) -> Resources:
+        """Limit some resources and leave the others unlimited."""
+        return replace(UNLIMITED, **limits)
+
+    @property
+    def download(self) -> float:
+        """Bytes down."""
+        return self.traffic - self.upload
+
+    def of(self, resource: Resource) -> float:
+        """Return the amount of the resource that users call by this name."""
+        amount: float = getattr(self, FIELDS[resource])
+        return amount
+
+    def but(self, resource: Resource, most: float) -> Resources:
+        """Lower the limit of one resource to at most this."""
+        return replace(self, **{FIELDS[resource]: min(most, self.of(resource))})
+
+    def __le__(self, limit: Resources) -> bool:
+        return all(self.of(resource) <= limit.of(resource) * (1 + ROUNDING) for resource in RESOURCES)
+
+
+FIELDS: dict[Resource, str] = {
+    "operations": "operations",
+    "time": "seconds",
+    "bytes": "traffic",
+    "upload": "upload",
+    "memory": "memory",
+}
+UNLIMITED = Resources(math.inf, math.inf, math.inf, math.inf, math.inf)
 
 
 @dataclass(frozen=True)
-class Allowance:
-    """The resource that is limited, and to how much."""
+class Budget:
+    """The setting `budget`, parsed: which resource is limited, and to how much."""
 
     resource: Resource
-    amounts: tuple[Amount, ...] = ()  # none: what FedPMT's depth takes; one for all, or one for each level
+    amounts: tuple[
+        tuple[float, bool], ...
+    ] = ()  # (value, whether absolute); one for all, or one for each level
 
-    def at(self, level: int) -> Amount | None:
-        """What is allowed on a level, 1 the slowest; None: what FedPMT's depth takes there."""
-        return self.amounts[level - 1 if len(self.amounts) > 1 else 0] if self.amounts else None
+    @property
+    def planned(self) -> bool:
+        """Whether a device may spend what FedPMT's depth takes there."""
+        return not self.amounts
+
+    def most(self, level: int, whole: Resources) -> float:
+        """Return the amount allowed on a level (1 is the slowest) where the whole model takes `whole`."""
+        value, absolute = self.amounts[level - 1 if len(self.amounts) > 1 else 0]
+        return value if absolute else value * whole.of(self.resource)
 
     def check_levels(self, text: str, levels: int) -> None:
         """Refuse a list that is not one amount for each level."""
         if len(self.amounts) > 1 and len(self.amounts) != levels:
             raise SettingError(
-                f"budget = '{text}' is refused: it lists {len(self.amounts)} amounts for {levels} levels"
+                f"budget = '{text}' lists {len(self.amounts)} amounts, but there are {levels} levels"
             )
 
 
-def parse_budget(text: str) -> Allowance:
-    """Read a budget.
+@cache
+def parse_budget(text: str) -> Budget:
+    """Parse the setting `budget`.
 
     >>> parse_budget("upload")
-    Allowance(resource='upload', amounts=())
+    Budget(resource='upload', amounts=())
     >>> parse_budget("time=20s").amounts, parse_budget("memory=2/5,1").amounts
-    ((Amount(value=20.0, absolute=True),), (Amount(value=0.4, absolute=False), Amount(value=1.0, absolute=False)))
+    (((20.0, True),), ((0.4, False), (1.0, False)))
     >>> parse_budget("operation")
     Traceback (most recent call last):
     fedpmt.types.SettingError: budget = 'operation' is unknown; did you mean 'operations'? (allowed: ...)
@@ -76,11 +127,11 @@ def parse_budget(text: str) -> Allowance:
     if resource is None:
         raise SettingError.unknown("budget", name, RESOURCES)
     if not equals:
-        return Allowance(resource)
-    return Allowance(resource, tuple(_amount(text, resource, part.strip()) for part in rest.split(",")))
+        return Budget(resource)
+    return Budget(resource, tuple(_amount(text, resource, part.strip()) for part in rest.split(",")))
 
 
-def _amount(text: str, resource: Resource, part: str) -> Amount:
+def _amount(text: str, resource: Resource, part: str) -> tuple[float, bool]:
     units = UNITS[resource]
     # The longest first: MB also ends in B.
     unit = next((name for name in sorted(units, key=len, reverse=True) if part.endswith(name)), "")
@@ -90,8 +141,8 @@ def _amount(text: str, resource: Resource, part: str) -> Amount:
     except (ValueError, ZeroDivisionError):
         value = math.nan
     if math.isfinite(value) and value > 0 and (unit or value <= 1):
-        return Amount(value * units.get(unit, 1.0), absolute=bool(unit))
+        return value * units.get(unit, 1.0), bool(unit)
     amounts = f", or an amount in {', '.join(units)}" if units else ""
     raise SettingError(
-        f"budget = '{text}' is refused: '{part}' must be a share of the whole model, above 0 and up to 1{amounts}"
+        f"budget = '{text}': '{part}' must be a share of the whole model, above 0 and at most 1{amounts}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +19,7 @@ from pydantic import (
 )
 
 from fedpmt.records import EXECUTION
-from fedpmt.resources import Allowance, parse_budget
+from fedpmt.resources import Budget, parse_budget
 from fedpmt.types import Scalar, SettingError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ TASKS = ("fcnn-mnist", "cnn-mnist", "cnn-cifar10")
 IMAGES = ("embedded", "mnist", "fashion-mnist", "cifar10")
 DATA = (*IMAGES, "synthetic")
 LEVELS = "1/5,1/4,1/3,1/2,1"
+FLAGS = ("nesterov", "server_nesterov")
+"""Settings that are true or false; true is not taken for the number 1 elsewhere."""
 
 
 class Defaults(BaseModel):
@@ -144,10 +147,31 @@ class Settings(BaseModel):
     batch: int = Field(0, ge=1, description="batch size")
     lr: float = Field(0.0, ge=0, description="learning rate")
     schedule: str = Field(
-        "constant", description="constant, inverse:LAMBDA (1/t as in Theorem 1) or step:EVERY,FACTOR"
+        "constant",
+        description="constant, inverse:LAMBDA (1/t as in Theorem 1), step:EVERY,FACTOR or cosine[:FLOOR]",
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="local momentum")
-    weight_decay: float = Field(0.0, ge=0, description="local weight decay")
+    warmup: int = Field(0, ge=0, description="rounds in which the rate first rises linearly")
+    optimizer: Literal["sgd", "adam", "adamw", "custom"] = Field(
+        "sgd", description="the optimizer on devices: sgd, adam or adamw; from Python also any of torch's"
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD on devices")
+    nesterov: bool = Field(False, description="Nesterov's momentum on devices: true or false")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay on devices")
+    clip_norm: float | None = Field(
+        None,
+        gt=0,
+        description="the largest norm of a step's gradient on devices; longer ones are scaled down",
+    )
+    server_optimizer: Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
+        "none", description="the server's optimizer, for methods that average parts; none takes the mean"
+    )
+    server_lr: float | None = Field(
+        None, gt=0, description="its rate; default: 1 for sgd and momentum, 0.01 for the others"
+    )
+    server_momentum: float = Field(0.9, ge=0, lt=1, description="its momentum, or beta 1 of adam and yogi")
+    server_nesterov: bool = Field(False, description="Nesterov's momentum on the server: true or false")
+    server_beta2: float = Field(0.99, ge=0, lt=1, description="beta 2 of adam and yogi on the server")
+    server_tau: float = Field(1e-3, gt=0, description="tau of adam, yogi and adagrad on the server")
     dp_clip: float | None = Field(
         None,
         gt=0,
@@ -193,8 +217,9 @@ class Settings(BaseModel):
         """Defaults that hang on other settings."""
         given = {key: value for key, value in given.items() if value is not None}
         for key, value in given.items():
-            if isinstance(value, bool):
-                raise SettingError(f"{key.replace('_', '-')} = '{value}' is refused: it is not a yes or no")
+            if isinstance(value, bool) and key not in FLAGS:
+                wanted = "a number" if cls.model_fields[key].annotation in (int, float) else "a value"
+                raise SettingError(f"{key.replace('_', '-')} expects {wanted}, got {str(value).lower()}")
         data = str(given.setdefault("data", "cifar10" if given.get("task") == "cnn-cifar10" else "embedded"))
         defaults = DEFAULTS.get(data.partition(":")[0])
         if defaults is None:
@@ -219,6 +244,9 @@ class Settings(BaseModel):
         "weight_decay",
         "time_budget",
         "over_select",
+        "clip_norm",
+        "server_lr",
+        "server_tau",
         "checkpoint_seconds",
         "server_cap",
         "server_speed",
@@ -251,6 +279,16 @@ class Settings(BaseModel):
             )
         if self.cohort > self.devices:
             raise SettingError(f"cohort = {self.cohort} is more than the fleet (devices = {self.devices})")
+        if self.nesterov and not (self.optimizer == "sgd" and self.momentum):
+            raise SettingError("nesterov = 'true' needs optimizer = 'sgd' and a momentum > 0")
+        if self.momentum and self.optimizer not in ("sgd", "custom"):
+            raise SettingError(
+                f"momentum = {self.momentum:g} is SGD's; optimizer = '{self.optimizer}' has its own"
+            )
+        if self.server_nesterov and self.server_optimizer != "momentum":
+            raise SettingError("server-nesterov = 'true' needs server-optimizer = 'momentum'")
+        if self.server_lr is not None and self.server_optimizer == "none":
+            raise SettingError(f"server-lr = {self.server_lr:g} does nothing without --server-optimizer")
         if self.budget is not None and self.mode != "exact":
             raise SettingError(
                 f"budget = '{self.budget}' is refused with mode = '{self.mode}': it needs mode = 'exact'"
@@ -263,8 +301,8 @@ class Settings(BaseModel):
         return self
 
     @property
-    def allowance(self) -> Allowance | None:
-        """The budget, read."""
+    def limits(self) -> Budget | None:
+        """The budget, parsed."""
         return None if self.budget is None else parse_budget(self.budget)
 
     def identity(self) -> dict[str, Any]:
@@ -306,6 +344,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingError(f"config = '{path}' cannot be read: {error}") from error
 
 
+@cache
 def parse_schedule(text: str) -> tuple[str, tuple[float, ...]]:
     """Split a schedule into its name and numbers.
 
@@ -313,9 +352,10 @@ def parse_schedule(text: str) -> tuple[str, tuple[float, ...]]:
     ('step', (100.0, 0.5))
     """
     name, _, rest = text.partition(":")
-    counts = {"constant": (0,), "inverse": (1,), "step": (2,)}
+    counts = {"constant": (0,), "inverse": (1,), "step": (2,), "cosine": (0, 1), "custom": (0,)}
     if name not in counts:
-        raise SettingError.unknown("schedule", text, ["constant", "inverse:LAMBDA", "step:EVERY,FACTOR"])
+        known = ["constant", "inverse:LAMBDA", "step:EVERY,FACTOR", "cosine", "cosine:FLOOR"]
+        raise SettingError.unknown("schedule", text, known)
     try:
         numbers = tuple(float(part) for part in rest.split(",")) if rest else ()
     except ValueError:
@@ -324,8 +364,8 @@ def parse_schedule(text: str) -> tuple[str, tuple[float, ...]]:
         math.isfinite(number) and number > 0 for number in numbers
     ):
         raise SettingError(
-            f"schedule = '{text}' is refused: "
-            "write constant, inverse:LAMBDA or step:EVERY,FACTOR with positive numbers"
+            f"schedule = '{text}' must be constant, inverse:LAMBDA, step:EVERY,FACTOR or cosine[:FLOOR] "
+            "with positive numbers"
         )
     return name, numbers
 
@@ -382,6 +422,7 @@ def held_out(public: str, validation: Any, total: int) -> tuple[int, int]:
     return round(shares[0] * total), round(shares[1] * total)
 
 
+@cache
 def parse_drift(text: str) -> tuple[float, float] | None:
     """How far speeds swing, and over how many rounds; None where they stay.
 

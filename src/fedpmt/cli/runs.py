@@ -151,7 +151,7 @@ def methods(as_json: Json = False) -> None:
         shown = ", ".join(
             f"{key}={value}" for key, value in options.items() if key not in Settings.model_fields
         )
-        acts = ACTIONS[cls(**cls.under_budget).action("operations")]
+        acts = ACTIONS[cls(**cls().traits.under_budget).traits.action("operations")]
         rows.append([name, about, acts, shown])
     show.table(
         "Methods (set an option with --set METHOD.KEY=VALUE)",

@@ -13,9 +13,11 @@ import torch
 from fedpmt.flower.answers import RefusedError, reading
 from fedpmt.flower.wire import MASKED, METRICS, REPLY, array_bytes, npy_bytes, tensors
 from fedpmt.pricing.adaptive import LONGEST
-from fedpmt.simulation.schedule import local_settings
-from fedpmt.training.local import Reach, received
-from fedpmt.training.messages import Reply
+from fedpmt.pricing.meter import reply_shapes
+from fedpmt.simulation.assignment import steps_asked
+from fedpmt.training.local import Reach
+from fedpmt.training.loop import LOSS
+from fedpmt.training.messages import UPDATE, Reply
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Part
     from fedpmt.simulation.loop import Federation
-    from fedpmt.training.local import LocalWork
     from fedpmt.types import Payload, Tensors
 
 SCALARS_LENGTH = 10_000
@@ -47,11 +48,6 @@ class Inspector:
         """The model's."""
         return self.federation.problem.model.structure
 
-    @property
-    def work(self) -> LocalWork[Any]:
-        """What devices do."""
-        return self.federation.work
-
     def read(self, records: RecordDict, order: Order, samples: int) -> Reply:
         """The reply to an order, or a refusal. `samples` is what the node said that it holds."""
         said = _said(records, order, samples)
@@ -66,13 +62,13 @@ class Inspector:
             samples,
             payload,
             _scalars(said[SCALARS]),
-            self._metrics(records),
+            self._metrics(records, part),
             seconds,
         )
 
     def _payload(self, records: RecordDict, order: Order, part: Part) -> Payload:
         """The tensors: the names, shapes and types that this part has, no more and no less, all finite."""
-        expected = self.work.upload(part, self.structure)
+        expected = reply_shapes(part, self.structure)
         kinds = {
             name: tensor.dtype for group in order.task.tensors.values() for name, tensor in group.items()
         }
@@ -100,25 +96,25 @@ class Inspector:
         return found
 
     def _bound(self, payload: Payload, order: Order, part: Part, samples: int) -> None:
-        """‖w_k - w‖ over what was trained, against the norm of all that was sent; and what comes beside it."""
+        """‖w_k - w‖ over what was trained, against the norm of all that was sent; and that of all other groups."""
         sent = order.task.tensors
         limit = self.update_limit * max(1.0, _norm(sent[MODEL]))
-        moved = _norm(_less(payload[MODEL], received(order.task, part, self.structure)))
+        moved = _norm(payload[UPDATE])
         _must(moved <= limit, f"its update has norm {moved:.4g}, above the limit {limit:.4g}")
         federation = self.federation
-        steps = round(federation.steps(samples) * federation.share(order.task, samples))
-        local = local_settings(federation.settings, order.round)
-        bounds = self.work.bounds(order.task, Reach(limit, local, steps, samples, order.round + 1))
-        for group in sorted(set(payload) - {MODEL}):
-            # Of a group without a bound of its own, what counts is how far it is from what was sent, as of weights.
-            most = bounds.get(group, limit)
-            size = _norm(payload[group] if group in bounds else _less(payload[group], sent.get(group, {})))
+        steps = steps_asked(federation, order.task, samples)
+        reach = Reach(limit, federation.local(order.round), steps, samples, order.round + 1)
+        bounds = federation.method.local.bounds(order.task, reach)
+        for group in sorted(set(payload) - {UPDATE}):
+            # A group without a bound of its own is a difference too, and may be as long as the update.
+            most, size = bounds.get(group, limit), _norm(payload[group])
             _must(size <= most, f"its {group} has norm {size:.4g}, above the limit {most:.4g}")
 
-    def _metrics(self, records: RecordDict) -> dict[str, float]:
+    def _metrics(self, records: RecordDict, part: Part) -> dict[str, float]:
         _same("metric records", {METRICS: None, **records.metric_records}, {METRICS: None})
         found: Mapping[str, Any] = records.metric_records.get(METRICS, {})
-        _same("metrics", found, dict.fromkeys(self.work.measures))
+        private = self.federation.settings.dp_clip is not None
+        _same("metrics", found, {} if private else dict.fromkeys((LOSS, *part.extra.metrics)))
         for name, value in found.items():
             _must(_number(value), f"metric '{name}' is not a finite number")
         return {name: float(value) for name, value in found.items()}
@@ -224,12 +220,6 @@ def _scalars(text: object) -> dict[str, Any]:
     for key, value in found.items():
         _must(isinstance(value, str | bool) or _number(value), f"scalar '{key}' is not a finite number")
     return dict(found)
-
-
-def _less(found: Tensors, before: Tensors) -> Tensors:
-    return {
-        name: one.double() - before[name].double() if name in before else one for name, one in found.items()
-    }
 
 
 def _norm(found: Tensors) -> float:

@@ -19,11 +19,10 @@ from fedpmt.flower.deployment import read_config
 from fedpmt.flower.wire import NODE, read_order, write_masked, write_reply
 from fedpmt.records import write_atomically
 from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.assignment import choose
 from fedpmt.simulation.checkpoint import DeviceStore
-from fedpmt.simulation.schedule import local_settings
-from fedpmt.training.local import received
-from fedpmt.training.private import NOISE
-from fedpmt.types import MODEL, SettingError
+from fedpmt.training.privacy import NOISE
+from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -96,15 +95,15 @@ class Worker:
 def local_round(federation: Federation, order: Order, node_config: Mapping[str, Any]) -> Reply:
     """Choose a part, train it, keep what is to be kept: provisional until a later task names this round."""
     samples = federation.problem.data.samples(order.device)
-    part = federation.choose(own_device(federation, order.device, node_config), order.task, samples)
-    work, local = federation.work, local_settings(federation.settings, order.round)
+    device = own_device(federation, order.device, node_config)
+    part = choose(federation, device, order.task, samples)
     if federation.keeps_state:
         federation.store.confirm(order.device, order.task.accepted_round, before=order.round)
-    unit = federation.unit(order.device, order.task, part, samples, work, order.round, local)
+    unit = federation.unit(order.device, order.task, part, samples, order.round)
     if federation.settings.dp_clip is not None:
         unit = replace(unit, rng=partial(secret, unit.rng))
     begun = time.perf_counter()
-    ((reply, own),) = federation.executor.train(work, [unit])
+    ((reply, own),) = federation.executor.train(federation.method.local, [unit])
     seconds = time.perf_counter() - begun
     if federation.keeps_state:
         federation.store.write(order.device, order.round, own)
@@ -123,8 +122,7 @@ def masked_reply(
     said: Mapping[str, Any] = records.config_records.get(SECURE, {})
     if not said:
         raise SettingError("secure aggregation is refused by this node: the task does not belong to a sum")
-    sent = received(order.task, reply.part, structure)
-    changes = {name: tensor - sent[name] for name, tensor in reply.tensors[MODEL].items()}  # Δ_k
+    changes = reply.update  # Δ_k
     for name, change in changes.items():
         if not bool(change.isfinite().all()):
             raise SettingError(f"secure aggregation is refused by this node: '{name}' is no longer finite")

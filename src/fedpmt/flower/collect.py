@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedpmt.flower.checks import Inspector
     from fedpmt.flower.wire import Order
     from fedpmt.records import RoundRecord
-    from fedpmt.simulation.loop import Asked
+    from fedpmt.simulation.assignment import Assignment
     from fedpmt.training.messages import Reply
 
 
@@ -26,7 +26,7 @@ class Collector(ABC):
     """What the strategy asks between the tasks of a round and its end."""
 
     @abstractmethod
-    def prepare(self, grid: Grid, asked: list[Asked], seconds: Callable[[], float]) -> list[Asked]:
+    def prepare(self, grid: Grid, asked: list[Assignment], seconds: Callable[[], float]) -> list[Assignment]:
         """Before tasks are sent. `seconds` says how much of the round is left."""
 
     @property
@@ -47,7 +47,7 @@ class Collector(ABC):
         """What is aggregated in the place of the replies that were read; `SumError` where it is nothing."""
 
     @abstractmethod
-    def priced(self, one: Asked) -> Asked:
+    def priced(self, one: Assignment) -> Assignment:
         """A device that arrived, with the bytes that it really sent."""
 
     @abstractmethod
@@ -65,7 +65,7 @@ class InClear(Collector):
 
     inspector: Inspector
 
-    def prepare(self, grid: Grid, asked: list[Asked], seconds: Callable[[], float]) -> list[Asked]:
+    def prepare(self, grid: Grid, asked: list[Assignment], seconds: Callable[[], float]) -> list[Assignment]:
         """Nothing is needed."""
         return asked
 
@@ -86,7 +86,7 @@ class InClear(Collector):
         """They are."""
         return good
 
-    def priced(self, one: Asked) -> Asked:
+    def priced(self, one: Assignment) -> Assignment:
         """As it was priced."""
         return one
 

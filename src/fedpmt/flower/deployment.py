@@ -88,11 +88,11 @@ def refuse_unsummed(method: Method[Any, Any], settings: Settings, deployment: De
     if not deployment.secagg:
         return
     name = settings.method
-    if method.sums != "layers":
+    if method.traits.sums != "layers":
         why = {
             "entries": "its parts are entries of layers, and sums are of whole ones",
             "none": "it needs each device's reply, and not their sum",
-        }[method.sums]
+        }[method.traits.sums]
         raise SettingError(
             f"method = '{name}' is refused with secagg: {why} (allowed: {', '.join(summed())})"
         )
@@ -106,7 +106,7 @@ def refuse_unsummed(method: Method[Any, Any], settings: Settings, deployment: De
         raise SettingError(
             f"cohort = {settings.cohort} is refused with secagg: min-devices = {deployment.min_devices}"
         )
-    if settings.allowance is not None and settings.allowance.resource in ("bytes", "upload"):
+    if settings.limits is not None and settings.limits.resource in ("bytes", "upload"):
         raise SettingError(
             f"budget = '{settings.budget}' is refused with secagg: every upload is as long as the whole model"
         )
@@ -114,7 +114,7 @@ def refuse_unsummed(method: Method[Any, Any], settings: Settings, deployment: De
 
 def summed() -> list[str]:
     """The methods that secure aggregation carries."""
-    return sorted(name for name in METHODS if method_class(name).sums == "layers")
+    return sorted(name for name in METHODS if method_class(name)().traits.sums == "layers")
 
 
 def refuse_simulated(settings: Settings) -> None:
@@ -127,7 +127,7 @@ def refuse_simulated(settings: Settings) -> None:
 
 def refuse_uncarried(method: Method[Any, Any], name: str) -> None:
     """Refuse methods whose nets stay on the devices: Flower's server has none of them to evaluate."""
-    if method.keeps_net:
+    if method.traits.keeps_net:
         raise SettingError(
             f"method = '{name}' is refused on Flower: its devices keep nets of their own, which only the simulator "
             "can evaluate"

@@ -95,7 +95,7 @@ def serve(
     # On a device's time a round's checkpoint costs nothing.
     settings = settings.model_copy(update={"checkpoint_seconds": 0.0})
     problem = make(settings)
-    if method.needs_public and problem.data.public is None:
+    if method.traits.needs_public and problem.data.public is None:
         raise SettingError(
             f"method = '{settings.method}' is refused: the server's data has no public samples"
         )
@@ -107,7 +107,7 @@ def serve(
     if (folder / records.RESULT).exists():
         return
     limit = deployment.sample_limit or CLAIM * settings.samples
-    roster = Roster(Limits(settings.devices, limit, problem.data.classes, method.needs_labels))
+    roster = Roster(Limits(settings.devices, limit, problem.data.classes, method.traits.needs_labels))
     heard = replace(problem, data=HeardData(problem.data, roster))
     grid, by_level = one_by_one(grid), settings.assign == "level"
     with held(folder), assembled(settings, heard, method, folder) as simulator:
@@ -133,7 +133,11 @@ def serve(
 
 def refuse_unseen(method: Method[Any, Any], name: str, problem: Problem) -> None:
     """Refuse what the server would need devices' samples for, where only the nodes have them."""
-    if problem.model.structure.buffers and method.finds_statistics and isinstance(problem.data, NodeData):
+    if (
+        problem.model.structure.buffers
+        and method.traits.finds_statistics
+        and isinstance(problem.data, NodeData)
+    ):
         raise SettingError(
             f"{name}.norm = 'static' is refused: BatchNorm statistics would be found on data that only the nodes "
             f"have (set {name}.norm=averaged or frozen)"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from fedpmt.methods import averaging
 from fedpmt.methods.averaging import PartAveraging
 from fedpmt.parts.depth import mask
 from fedpmt.parts.part import GLOBAL, WHOLE, Part, Whole
@@ -62,7 +63,7 @@ def weight_of(method: Method[Any, Any], samples: int) -> int:
     """a_k, as the method has it."""
     if not isinstance(method, PartAveraging):
         raise TypeError(f"{type(method).__name__} does not say what a device's reply weighs")
-    return method.weight_of(samples)
+    return averaging.weight_of(method.weight, samples)
 
 
 def covered(structure: Structure, parts: Iterable[tuple[Part, int]]) -> Cover:

@@ -30,7 +30,8 @@ from fedpmt.flower.secure_node import SECURE
 from fedpmt.flower.secure_sum import SecureSum
 from fedpmt.flower.wire import write_order
 from fedpmt.parts.depth import mask
-from fedpmt.training.messages import Reply
+from fedpmt.simulation.assignment import account
+from fedpmt.training.messages import UPDATE, Reply
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from flwr.app import RecordDict
     from flwr.serverapp import Grid
-    from torch import Tensor
 
     from fedpmt.flower.answers import Loss
     from fedpmt.flower.deployment import Deployment
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from fedpmt.flower.wire import Order
     from fedpmt.models.structure import Structure
     from fedpmt.records import RoundRecord
-    from fedpmt.simulation.loop import Asked, Federation
+    from fedpmt.simulation.assignment import Assignment
+    from fedpmt.simulation.loop import Federation
     from fedpmt.types import Tensors
 
 STAGE_SECONDS = 120.0
@@ -84,7 +85,7 @@ class Sealed(Collector):
         """Whether nobody knows which layers a device trained."""
         return self.federation.settings.splitting == "device"
 
-    def prepare(self, grid: Grid, asked: list[Asked], seconds: Callable[[], float]) -> list[Asked]:
+    def prepare(self, grid: Grid, asked: list[Assignment], seconds: Callable[[], float]) -> list[Assignment]:
         """Arrange who trains what, and gather those that take part in the sum."""
         least, self._lost, self._cover = self.deployment.min_devices, {}, None
         asked = [self._unknown(one) for one in asked] if self.hidden else self._arranged(asked, least)
@@ -109,14 +110,14 @@ class Sealed(Collector):
         """a_k, as the method has it."""
         return weight_of(self.federation.method, samples)
 
-    def _unknown(self, one: Asked) -> Asked:
+    def _unknown(self, one: Assignment) -> Assignment:
         """With Option II nobody tells: it is priced as the widest part, whether or not that fits into its memory."""
         widest = max(one.task.offer, key=lambda part: self.federation.planner.price(part).operations)
         device = replace(one.device, memory=math.inf)
         part = replace(widest, label=HIDDEN)
-        return self.federation.priced(device, one.task, part, one.samples, one.budget)
+        return account(self.federation, device, one.task, part, one.samples, one.plan)
 
-    def _arranged(self, asked: list[Asked], least: int) -> list[Asked]:
+    def _arranged(self, asked: list[Assignment], least: int) -> list[Assignment]:
         """With Option I nobody trains what would not be opened."""
         counts = covered(self.structure, [(one.part, 1) for one in asked if one.able]).counts
         rare = {
@@ -127,7 +128,7 @@ class Sealed(Collector):
         }
         return [self._narrowed(one, rare) if one.able else one for one in asked]
 
-    def _narrowed(self, one: Asked, rare: set[str]) -> Asked:
+    def _narrowed(self, one: Assignment, rare: set[str]) -> Assignment:
         kept = {name: selection for name, selection in one.part.trained.items() if name not in rare}
         if len(kept) == len(one.part.trained):
             return one
@@ -135,7 +136,7 @@ class Sealed(Collector):
         fewer = sum(mask(self.structure, one.part)) - sum(mask(self.structure, part))
         part = replace(part, label=f"{one.part.label} less {fewer} layer{'s' if fewer > 1 else ''}")
         task = replace(one.task, offer=(part,))
-        return self.federation.priced(one.device, task, part, one.samples, one.budget)
+        return account(self.federation, one.device, task, part, one.samples, one.plan)
 
     @property
     def lost(self) -> Mapping[int, Loss]:
@@ -178,15 +179,10 @@ class Sealed(Collector):
             raise SumError("no sum: devices have not trained the layers that they were assigned")
         changes = mean_changes(self.structure, cover, layers, sums, self._scale)
         self._bound(changes)
-        trained = {name: self._moved(name, change) for name, change in changes.items()}
+        update = {name: change.to(self._model[name]) for name, change in changes.items()}
         total, part = sum(weight for _, weight in assigned), layers_part(self.structure, layers)
         self._cover = cover  # only now is it known to be right
-        return [Reply(SUM, good[0].round, part, total, {MODEL: trained})]
-
-    def _moved(self, name: str, change: Tensor) -> Tensor:
-        """w + Δ, rounded once."""
-        now = self._model[name]
-        return (now.detach().cpu().double() + change).to(now)
+        return [Reply(SUM, good[0].round, part, total, {UPDATE: update})]
 
     def _check(self, cover: Cover, weights: list[int]) -> None:
         """What a cover of these devices can be."""
@@ -202,7 +198,7 @@ class Sealed(Collector):
         if not moved <= limit:
             raise SumError(f"no sum: the mean update has norm {moved:.4g}, above the limit {limit:.4g}")
 
-    def priced(self, one: Asked) -> Asked:
+    def priced(self, one: Assignment) -> Assignment:
         """A masked vector is as long as the whole model, whatever was trained."""
         return replace(one, bytes_up=WORD.itemsize * sum(self._sum.sizes))
 

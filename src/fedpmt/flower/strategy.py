@@ -15,6 +15,7 @@ from fedpmt.flower.answers import RefusedError, no_answer, reading
 from fedpmt.flower.checks import Inspector
 from fedpmt.flower.collect import InClear, SumError
 from fedpmt.flower.wire import Order
+from fedpmt.simulation.assignment import account
 from fedpmt.simulation.clock import Verdict
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from fedpmt.flower.roster import Roster
     from fedpmt.methods.base import Round
     from fedpmt.records import Outcome
-    from fedpmt.simulation.loop import Asked, Federation
+    from fedpmt.simulation.assignment import Assignment
+    from fedpmt.simulation.loop import Federation
     from fedpmt.simulation.runner import Journal
     from fedpmt.training.messages import Reply
 
@@ -44,7 +46,7 @@ NO_TIME = "no time left for training"
 
 
 class MethodStrategy(Strategy):
-    """Any method on Flower. A round's tasks come from its `assign`, its replies go to its `aggregate`."""
+    """Any method on Flower. A round's tasks come from its `assign`, its replies go into its `fold`."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class MethodStrategy(Strategy):
 
             self._collector = Sealed(federation, roster, deployment)
         self._round: Round | None = None
-        self._asked: list[Asked] = []
+        self._asked: list[Assignment] = []
         self._sent: dict[int, Metadata] = {}  # by device; Flower writes the message's id into it
         self._begun = 0.0
         self._grid: Grid | None = None
@@ -89,8 +91,7 @@ class MethodStrategy(Strategy):
         by_level = self.federation.settings.assign == "level"
         fleet = self.roster.fleet(self._fleet, keep_levels=by_level)
         federation = replace(self.federation, fleet=fleet)
-        self._round = federation.round(progress)
-        asked = federation.asked(progress, self._round, reachable=set(self.roster.online()))
+        self._round, asked = federation.open(progress, reachable=set(self.roster.online()))
         self._begun, self._grid = time.monotonic(), grid
         self._asked = self._collector.prepare(grid, asked, self._left)
         able = [one for one in self._asked if one.able and one.device.id not in self._collector.lost]
@@ -104,13 +105,13 @@ class MethodStrategy(Strategy):
         """Seconds of the round that are left."""
         return max(0.0, self.deadline - (time.monotonic() - self._begun))
 
-    def _message(self, one: Asked) -> Message:
+    def _message(self, one: Assignment) -> Message:
         content = self._collector.write(self._order(one))
         node = self.roster.of(one.device.id).id
         ttl = max(TRAIN_SECONDS, self._left())
         return Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=ttl)
 
-    def _order(self, one: Asked) -> Order:
+    def _order(self, one: Assignment) -> Order:
         return Order(
             self.run, self.journal.progress.rounds, one.device.id, one.task, self.federation.planner.deadline
         )
@@ -132,7 +133,7 @@ class MethodStrategy(Strategy):
         except SumError as error:
             judged = [one if one[2] is None else ("failed", str(error), None) for one in judged]
             good = []
-        asked: list[Asked] = []
+        asked: list[Assignment] = []
         for one, (outcome, reason, found) in zip(self._asked, judged, strict=True):
             if found is None:
                 node = self.roster.of(one.device.id).id
@@ -140,7 +141,7 @@ class MethodStrategy(Strategy):
                 log(WARNING, "round %s: device %s (node %s) %s: %s", *said)
                 asked.append(replace(one, seconds=seconds if one.able else 0.0, reason=reason))
                 continue
-            done = self.federation.priced(one.device, one.task, found.part, one.samples, one.budget)
+            done = account(self.federation, one.device, one.task, found.part, one.samples, one.plan)
             asked.append(self._collector.priced(replace(done, seconds=found.seconds, transfer=0.0)))
         verdict = Verdict(tuple(outcome for outcome, _, _ in judged), time.monotonic() - self._begun)
         progress, record = self.federation.close(self.journal.progress, self._round, asked, verdict, good)
@@ -150,11 +151,11 @@ class MethodStrategy(Strategy):
         accuracy = {} if record.accuracy is None else {"accuracy": record.accuracy}
         return None, MetricRecord({**shown, **accuracy})
 
-    def _answer(self, one: Asked, answers: dict[str, Message]) -> Message | None:
+    def _answer(self, one: Assignment, answers: dict[str, Message]) -> Message | None:
         sent = self._sent.get(one.device.id)
         return None if sent is None else answers.get(sent.message_id)
 
-    def _judge(self, one: Asked, message: Message | None) -> tuple[Outcome, str, Reply | None]:
+    def _judge(self, one: Assignment, message: Message | None) -> tuple[Outcome, str, Reply | None]:
         """What becomes of one device's answer, and why."""
         if not one.able:
             return "failed", "its part does not fit into its memory", None

@@ -12,8 +12,9 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from fedpmt.resources import RESOURCES
 from fedpmt.seeds import Seeds
 from fedpmt.types import SettingError
 
@@ -24,27 +25,54 @@ if TYPE_CHECKING:
 
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.structure import Structure
-    from fedpmt.parts.part import Part
-    from fedpmt.pricing.budget import Budget
-    from fedpmt.pricing.cost import Cost
+    from fedpmt.pricing.meter import Plan
     from fedpmt.records import Evaluated
     from fedpmt.resources import Resource
-    from fedpmt.training.local import LocalWork, Site
+    from fedpmt.training.local import LocalWork, PriceOf, Site
     from fedpmt.training.messages import Client, Reply, Task
     from fedpmt.types import Arrays, Examples, Tensors
 
 S = TypeVar("S")
 D = TypeVar("D")
-PriceOf = Callable[["Part"], "Cost"]
-Sums = Literal["layers", "entries", "none"]
-"""What of the replies a sum can stand for: whole layers, entries of them, or nothing since each reply is needed."""
-
-ABOVE_0, FROM_0, FROM_1 = "a number above 0", "a number of 0 or more", "a number of 1 or more"
-SHARE = "a share above 0, at most 1,"
-"""What settings are limited to, in the words of a refusal."""
 
 Action = Literal["device", "shared", "work", "none"]
 """How a budget acts: on each device's part, on the one part of all, on how many steps a device takes, or not at all."""
+
+
+def acts(action: Action, *but: Resource) -> dict[Resource, Action]:
+    """How a budget acts: in this way for every resource, except for those that it cannot save."""
+    return {resource: action for resource in RESOURCES if resource not in but}
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is said about a method: what it needs, keeps and discloses, and how a budget acts on it.
+
+    A method whose traits depend on its settings gives other traits for other settings.
+    """
+
+    needs_speeds: bool = False  # `assign` needs what only the device knows when devices choose (Option II)
+    needs_public: bool = False  # unlabelled public data
+    needs_validation: bool = False  # labelled data on the server
+    needs_classes: bool = False  # one logit per class, and no other outputs
+    needs_labels: bool = False  # how many samples of each class a device holds; real devices tell nobody else
+    needs_losses: bool = False  # metrics that devices report
+    sends_more: bool = False  # replies hold more than the update: control variates, features, counts
+    sums: Literal["layers", "entries", "none"] = "none"  # what of the replies a secure sum can stand for
+    combines: str = "mean"  # how the server makes one model of the replies, in words
+    server_work: Literal["", "trains", "clusters"] = ""  # what the server does in addition, at a price
+    keeps: str = ""  # what a device keeps between rounds, in words
+    keeps_net: bool = False  # whether that is a net, or a part of one, that the server never sees
+    fitted_net: bool = False  # whether that net fits the device's level, which must then stay the same
+    finds_statistics: bool = False  # BatchNorm statistics of the predictor are found on devices' data
+    discloses: str = ""  # what the server learns of a device's data in addition to its update, in words
+    optimizers: tuple[str, ...] | None = None  # those on devices that it works with; None: any
+    budget: Mapping[Resource, Action] = field(default_factory=dict)  # where it says nothing: not at all
+    under_budget: Mapping[str, Any] = field(default_factory=dict)  # settings on which a budget can act
+
+    def action(self, resource: Resource) -> Action:
+        """How a budget of this resource acts."""
+        return self.budget.get(resource, "none")
 
 
 @dataclass(frozen=True)
@@ -64,15 +92,29 @@ class Setup:
     price: PriceOf
     public: Examples | None = None  # unlabelled data, for methods that need some
     validation: Examples | None = None
-    weakest: Budget | None = None  # what the weakest device can afford; None where the server cannot know
+    weakest: Plan | None = None  # what the weakest device can afford; None where the server cannot know
     fastest: np.ndarray | None = None  # the devices of the fastest level, likewise
     batch: int = 1  # n^x, what prices are per
     rng: Seeds = field(default_factory=lambda: Seeds(0))  # one generator per purpose
 
 
 @dataclass(frozen=True)
+class Round:
+    """What a method may know of the round it is in."""
+
+    index: int  # t, from 0
+    price: PriceOf
+    generator: Callable[[str, int | None], np.random.Generator]
+    cohort: tuple[int, ...] = ()  # S, the devices that are asked, in order
+
+    def rng(self, purpose: str, device: int | None = None) -> np.random.Generator:
+        """The generator of this purpose, round and device."""
+        return self.generator(purpose, device)
+
+
+@dataclass(frozen=True)
 class Server:
-    """What the server has at hand for work of its own while it aggregates."""
+    """What the server has at hand when it finishes a fold."""
 
     site: Site  # forward passes of all nets in play, the batch size
     public: Examples | None = None
@@ -91,34 +133,37 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Round:
-    """What a method may know of the round it is in."""
-
-    index: int  # t, from 0
-    price: PriceOf
-    generator: Callable[[str, int | None], np.random.Generator]
-    cohort: tuple[int, ...] = ()  # S, the devices that are asked, in order; known when tasks are assigned
-    at_hand: Server | None = None  # when replies are aggregated
-
-    def rng(self, purpose: str, device: int | None = None) -> np.random.Generator:
-        """The generator of this purpose, round and device."""
-        return self.generator(purpose, device)
-
-    @property
-    def server(self) -> Server:
-        """What the server has at hand: while it aggregates, and only then."""
-        if self.at_hand is None:
-            raise RuntimeError("the server works while it aggregates, and this is not the time")
-        return self.at_hand
-
-
-@dataclass(frozen=True)
 class Step(Generic[S]):
-    """What aggregation gives."""
+    """What a fold gives."""
 
     state: S
     metrics: Mapping[str, float] = field(default_factory=dict)
     server_operations: float = 0.0
+
+
+class Fold(ABC, Generic[S]):
+    """Folds the replies of one round into the next state. The old state is left as it was."""
+
+    @abstractmethod
+    def add(self, reply: Reply) -> None:
+        """Take in one reply; they come in device order."""
+
+    @abstractmethod
+    def finish(self, server: Server) -> Step[S]:
+        """The next state, once all replies are in."""
+
+
+class Gather(Fold[S]):
+    """For methods that need all replies at once: holds them and hands them over in device order."""
+
+    def __init__(self, finish: Callable[[list[Reply], Server], Step[S]]) -> None:
+        self._finish, self._replies = finish, list["Reply"]()
+
+    def add(self, reply: Reply) -> None:
+        self._replies.append(reply)
+
+    def finish(self, server: Server) -> Step[S]:
+        return self._finish(sorted(self._replies, key=lambda reply: reply.device), server)
 
 
 @dataclass(frozen=True)
@@ -128,129 +173,66 @@ class Predictor:
     kind: Evaluated
     model: str
     tensors: Tensors
-    statistics: Literal["stored", "data"] = (
-        "stored"  # BatchNorm's: as in tensors, or of devices' data, found anew
-    )
+    statistics: Literal["stored", "data"] = "stored"  # BatchNorm's: as in tensors, or found on devices' data
 
 
 class Method(ABC, Generic[S, D]):
     """A federated method. S is the server's state, D what a device keeps between rounds."""
 
-    needs_speeds: ClassVar[bool] = False
-    """Whether `assign` needs what only the device knows when devices choose (Option II)."""
-
-    under_budget: ClassVar[Mapping[str, bool | int | float | str]] = {}
-    """Its settings where a run has a budget and the user did not choose others: those on which a budget can act."""
-
-    needs_public: ClassVar[bool] = False
-    """Whether it needs unlabelled public data."""
-
-    needs_validation: ClassVar[bool] = False
-    """Whether it makes use of labelled data on the server."""
-
-    needs_classes: ClassVar[bool] = False
-    """Whether it works on one logit per class, and not on other outputs."""
-
-    needs_losses: ClassVar[bool] = False
-    """Whether `aggregate` learns from metrics that devices report."""
-
-    sends_more: ClassVar[bool] = False
-    """Whether replies hold more than trained tensors, as control variates, features or counts."""
-
-    sums: ClassVar[Sums] = "none"
-    """What `aggregate` needs to know of devices' tensors: with `layers`, only their weighted mean for each layer."""
-
-    server_work: ClassVar[Literal["", "trains", "clusters"]] = ""
-    """What the server does beside averaging, at a price."""
-
-    def require(self, **limits: tuple[bool, str]) -> None:
-        """Refuse the first setting that is not allowed; for each, whether it is and what is needed, in words."""
-        for key, (allowed, needed) in limits.items():
-            if not allowed:
-                name = type(self).__name__.lower()
-                raise SettingError(f"{name}.{key} = '{getattr(self, key)}' is refused: {needed} is needed")
+    @property
+    def traits(self) -> Traits:
+        """What is said about the method as it is set."""
+        return Traits()
 
     @property
-    def combines(self) -> str:
-        """How the server makes one of the replies, in words."""
-        return "mean"
+    @abstractmethod
+    def local(self) -> LocalWork[D]:
+        """What a device does with its task."""
 
-    @property
-    def keeps(self) -> str:
-        """What a device keeps between rounds, in words; empty where it keeps nothing."""
-        return ""
-
-    @property
-    def keeps_net(self) -> bool:
-        """Whether that is a net, or a part of one, that the server never sees."""
-        return False
-
-    @property
-    def fitted_net(self) -> bool:
-        """Whether that net, the part's `kept`, fits the device's level, which must then stay the same."""
-        return False
-
-    @property
-    def finds_statistics(self) -> bool:
-        """Whether its predictor's BatchNorm statistics are found on devices' data, which must be at hand for that."""
-        return False
-
-    @property
-    def discloses(self) -> str:
-        """What of a device's data the server gets to know beside its weights, in words; empty: nothing."""
-        return "which classes it holds" if self.needs_labels else ""
-
-    @property
-    def needs_labels(self) -> bool:
-        """Whether `assign` needs to know how many samples of each class a device holds; real ones tell nobody else."""
-        return False
-
-    def prototypes(
+    def models(
         self, model: LayeredModel, example: Arrays, rng: Callable[[str], np.random.Generator]
     ) -> Mapping[str, LayeredModel]:
-        """Nets in play beside the global one, by the name that parts call them: none."""
+        """Nets in play in addition to the global one, by the name that parts call them: none."""
         return {}
-
-    def kept_bytes(self, structures: Mapping[str, Structure]) -> int:
-        """What one device keeps between rounds, at most; 0 where it keeps nothing."""
-        return 0
 
     @abstractmethod
     def init(self, setup: Setup) -> S:
         """The server's state before the first round."""
+
+    def cohort(self, state: S, round: Round) -> Sequence[int] | None:
+        """The devices to ask; None leaves it to the sampler."""
+        return None
 
     @abstractmethod
     def assign(self, state: S, client: Client, round: Round) -> Task:
         """What this device is asked to do."""
 
     @abstractmethod
-    def local(self) -> LocalWork[D]:
-        """What a device does with its task."""
-
-    @abstractmethod
-    def aggregate(self, state: S, replies: Iterable[Reply], round: Round) -> Step[S]:
-        """Fold the replies, in device order, into a new state; the old one is left as it was."""
+    def fold(self, state: S, round: Round) -> Fold[S]:
+        """Begin to fold this round's replies."""
 
     @abstractmethod
     def predictor(self, state: S) -> Predictor:
         """What to evaluate."""
 
-    def cohort(self, state: S, round: Round) -> Sequence[int] | None:
-        """The devices to ask; None leaves it to the sampler."""
-        return None
-
-    def action(self, resource: Resource) -> Action:
-        """How a budget of this resource acts on the method as it is set: not at all, so that the clock shows it."""
-        return "none"
-
-    def fits(self, client: Client, structure: Structure, price: PriceOf) -> Callable[[Part], bool]:
-        """Whether a device can afford a part, with all that this method makes of it; without a budget it can."""
-        budget = client.budget
-        if budget is None:
-            return lambda part: True
-        work = self.local()
-        return lambda part: budget.allows(work.usage(part, price, structure))
-
     def neutral(self) -> Self | None:
         """The settings that reduce it to FedAvg when every device can do everything; None where there are none."""
         return None
+
+
+def aggregate(
+    method: Method[S, Any], state: S, replies: Iterable[Reply], round: Round, server: Server
+) -> Step[S]:
+    """Fold all of these replies at once."""
+    fold = method.fold(state, round)
+    for reply in replies:
+        fold.add(reply)
+    return fold.finish(server)
+
+
+def require(method: Method[Any, Any], **limits: tuple[bool, str]) -> None:
+    """Refuse the first setting that is not allowed; for each, whether it is, and what is: "mu must be >= 0"."""
+    for key, (allowed, rule) in limits.items():
+        if not allowed:
+            name = type(method).__name__.lower()
+            raise SettingError(f"{name}.{key} must be {rule} (got {getattr(method, key)})")

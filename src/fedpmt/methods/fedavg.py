@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from fedpmt.methods.averaging import Averaged, PartAveraging
+from fedpmt.methods.base import Traits
 from fedpmt.parts.depth import full
 
 if TYPE_CHECKING:
@@ -18,11 +19,9 @@ if TYPE_CHECKING:
 class FedAvg(PartAveraging):
     """Every device trains the whole model, however long it takes it."""
 
-    sums = "layers"
-
     @property
-    def combines(self) -> str:
-        return "mean"
+    def traits(self) -> Traits:
+        return Traits(sums="layers")
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         return full(state.structure)

@@ -11,32 +11,46 @@ and keeps the best x_p on labelled validation data, the mean itself included.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
-from fedpmt.methods.base import ABOVE_0, FROM_0, FROM_1, Method, Predictor, Round, Server, Setup, Step
+from fedpmt.methods.averaging import Weight, weight_of
+from fedpmt.methods.base import (
+    Fold,
+    Gather,
+    Method,
+    Predictor,
+    Round,
+    Server,
+    Setup,
+    Step,
+    Traits,
+    acts,
+    require,
+)
 from fedpmt.methods.fitted import fitted, rate_for
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL, WHOLE
 from fedpmt.parts.width import narrow_start
+from fedpmt.training.distillation import answers, divergence
+from fedpmt.training.local import Job, LocalWork
 from fedpmt.training.messages import Client, Reply, Task
+from fedpmt.training.optimizers import SGD, Adam, Moments, clip
 from fedpmt.types import MODEL, Examples, SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
 
-    from fedpmt.methods.base import Action
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Part
     from fedpmt.pricing.cost import Cost
-    from fedpmt.resources import Resource
-    from fedpmt.training.distillation import StudentWork
-    from fedpmt.training.local import LocalWork
+    from fedpmt.training.local import Run
+    from fedpmt.training.optimizers import Optimizer
     from fedpmt.types import Tensors
 
 WIDEST = "full"
@@ -62,34 +76,73 @@ class Fusion:
 
 
 @dataclass(frozen=True)
+class Student(LocalWork[Moments]):
+    """Steps towards the logits that stand in the place of targets, on the server."""
+
+    optimizer: Optimizer
+    temperature: float = 1.0  # T
+    clip: float | None = None  # the largest norm of a step's gradient
+    begun: int = 0  # steps taken before these
+    total: int = 1  # steps over which the rate falls to zero, as half a cosine
+
+    def start(self, job: Job[Moments]) -> Run[Moments]:
+        run, rate = super().start(job), job.site.settings.learning_rate
+        run.optimizer, run.moments = self.optimizer, job.own
+        if isinstance(self.optimizer, Adam):
+            run.rate = lambda step: rate * self.scale(step)
+        return run
+
+    def scale(self, step: int) -> float:
+        """Half a cosine."""
+        return (1 + math.cos(math.pi * min(1.0, (self.begun + step) / self.total))) / 2
+
+    def loss(self, run: Run[Moments], batch: Examples) -> Tensor:
+        return divergence(run.forward(run.tensors, batch.inputs), batch.targets, self.temperature)
+
+    def correct(self, run: Run[Moments], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        return clip(gradients, self.clip)
+
+
+@dataclass(frozen=True)
 class FedDF(Method[Fusion, None]):
     """A prototype per budget: the same net with fewer channels, and weights of its own; or one net for all."""
 
-    needs_speeds: ClassVar[bool] = True
-    needs_public: ClassVar[bool] = True
-    needs_validation: ClassVar[bool] = True
-    needs_classes: ClassVar[bool] = True
-    server_work = "trains"
-
     nets: Literal["budget", "one"] = "budget"  # a prototype for each budget, or the whole net on every device
-    weight: Literal["samples", "uniform"] = "uniform"
+    weight: Weight = "uniform"
     steps: int = 10_000  # of distillation a round, at most; what the server's cap allows may be less
     rate: float = 1e-3  # η, of Adam, falling to zero over the steps that the cap allows, as half a cosine
     temperature: float = 1.0  # T
     every: int = 100  # steps between looks at the validation data
     patience: int = 1_000  # steps without gain after which a prototype is done
     clip: float = 5.0  # the largest norm of a step's gradient
-    optimizer: Literal["adam", "sgd"] = "adam"
+    student_optimizer: Literal["adam", "sgd"] = "adam"
 
     def __post_init__(self) -> None:
-        self.require(
-            steps=(self.steps >= 0, FROM_0),
-            rate=(self.rate > 0, ABOVE_0),
-            temperature=(self.temperature > 0, ABOVE_0),
-            every=(self.every >= 1, FROM_1),
-            patience=(self.patience >= 1, FROM_1),
-            clip=(self.clip > 0, ABOVE_0),
+        require(
+            self,
+            steps=(self.steps >= 0, ">= 0"),
+            rate=(self.rate > 0, "> 0"),
+            temperature=(self.temperature > 0, "> 0"),
+            every=(self.every >= 1, ">= 1"),
+            patience=(self.patience >= 1, ">= 1"),
+            clip=(self.clip > 0, "> 0"),
         )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            needs_speeds=True,
+            needs_public=True,
+            needs_validation=True,
+            needs_classes=True,
+            combines="mean of each prototype, then distillation",
+            server_work="trains",
+            budget=acts("device") if self.nets == "budget" else {},
+        )
+
+    @property
+    def local(self) -> LocalWork[None]:
+        return LocalWork()
 
     def init(self, setup: Setup) -> Fusion:
         prototype = setup.prototypes[GLOBAL]
@@ -98,40 +151,31 @@ class FedDF(Method[Fusion, None]):
     def assign(self, state: Fusion, client: Client, round: Round) -> Task:
         part = full(state.structure)
         if self.nets == "budget":
-            rate = rate_for(state.structure, self.fits(client, state.structure, round.price), "feddf")
+            rate = rate_for(state.structure, client.fits, "feddf")
             part = fitted(state.structure, rate, "feddf")
         return Task((part,), {MODEL: state.net(part)})
 
-    @property
-    def combines(self) -> str:
-        return "mean of each prototype, then distillation"
-
-    def action(self, resource: Resource) -> Action:
-        return "device" if self.nets == "budget" else "none"
-
-    def local(self) -> LocalWork[None]:
-        from fedpmt.training.local import LocalWork
-
-        return LocalWork()
-
-    def aggregate(self, state: Fusion, replies: Iterable[Reply], round: Round) -> Step[Fusion]:
+    def fold(self, state: Fusion, round: Round) -> Fold[Fusion]:
         # All at once, in device order: the ensemble is every model that came back.
-        arrived = sorted(replies, key=lambda reply: reply.device)
+        return Gather(lambda replies, server: self.fuse(state, replies, round, server))
+
+    def fuse(self, state: Fusion, arrived: list[Reply], round: Round, server: Server) -> Step[Fusion]:
+        """The mean of each prototype, and then what distillation makes of it."""
         parts = {reply.part.label: reply.part for reply in arrived} | {WIDEST: full(state.structure)}
         nets = {
             name: self.mean(state.net(part), [one for one in arrived if one.part.label == name])
             for name, part in sorted(parts.items())
         }
-        bill = Bill.of(round, arrived, parts, self.every)
-        steps = round.server.affordable(lambda steps: bill.total(dict.fromkeys(parts, steps)), self.steps)
+        costs = Distillation.of(round, server, arrived, parts, self.every)
+        steps = server.affordable(lambda steps: costs.total(dict.fromkeys(parts, steps)), self.steps)
         taken = dict.fromkeys(parts, 0)
         if arrived and steps:
-            ensemble = teachers(arrived, bill.seen(steps), round)
+            ensemble = teachers(state, arrived, costs.seen(steps), round, server)
             for name, mean in nets.items():
-                nets[name], taken[name] = self.refined(mean, parts[name], ensemble, steps, round)
+                nets[name], taken[name] = self.refined(mean, parts[name], ensemble, steps, round, server)
         metrics = {"server_steps": float(max(taken.values())), "server_steps_default": float(self.steps)}
         # Teachers answered for all steps that could be taken, whether or not a student stopped before.
-        operations = bill.total(taken, asked=steps)
+        operations = costs.total(taken, asked=steps)
         return Step(replace(state, nets={**state.nets, **nets}), metrics, operations)
 
     def mean(self, before: Tensors, members: list[Reply]) -> Tensors:
@@ -142,33 +186,35 @@ class FedDF(Method[Fusion, None]):
         for reply in members:
             # A prototype's tensors are its own: of the narrow net the device trained all.
             whole = replace(reply.part, trained=dict.fromkeys(reply.part.trained, WHOLE))
-            mean.add(whole, reply.tensors[MODEL], reply.samples if self.weight == "samples" else 1)
+            mean.add(whole, reply.update, weight_of(self.weight, reply.samples))
         return mean.result()
 
     def refined(
-        self, mean: Tensors, part: Part, ensemble: Examples, steps: int, round: Round
+        self, mean: Tensors, part: Part, ensemble: Examples, steps: int, round: Round, server: Server
     ) -> tuple[Tensors, int]:
         """The best student on the validation data, and the steps that were taken to find it."""
-        from fedpmt.training.distillation import on_server
+        from fedpmt.training.loop import train_on_server
 
         best, tensors, moments = mean, mean, None
-        score, since, done = self.score(round.server, mean), 0, 0
+        score, since, done = self.score(server, mean), 0, 0
+        optimizer: Optimizer = Adam() if self.student_optimizer == "adam" else SGD()
         while done < steps and since < self.patience:
-            count = min(self.every, steps - done)
-            tensors, moments, _ = on_server(
-                self.work(done, steps),
-                round.server.site,
+            count, prefix = min(self.every, steps - done), f"distil/{part.label}/{done}"
+            job: Job[Moments] = Job(
+                server.site,
                 Task((part,), {MODEL: tensors}),
                 part,
                 moments,
                 ensemble,
-                partial(_purpose, round, f"distil/{part.label}/{done}"),
-                steps=count,
-                rate=self.rate,
-                round_index=round.index,
+                lambda purpose, prefix=prefix: round.rng(f"{prefix}/{purpose}"),  # type: ignore[misc]
             )
+            # The rate is zero after all steps, however few the cap has left.
+            work = Student(optimizer, self.temperature, self.clip, done, steps)
+            run, _ = train_on_server(work, job, steps=count, rate=self.rate)
+            tensors = {name: tensor.detach() for name, tensor in run.tensors.items()}
+            moments = run.stepper.moments() if run.stepper else None
             done += count
-            found = self.score(round.server, tensors)
+            found = self.score(server, tensors)
             # Without validation data there is no best but the last.
             if found is None or score is None or found > score:
                 best, score, since = tensors, found, 0
@@ -176,18 +222,8 @@ class FedDF(Method[Fusion, None]):
                 since += count
         return best, done
 
-    def work(self, begun: int, steps: int) -> StudentWork:
-        """What a student does, `begun` steps on; the rate is zero after all steps, however few the cap has left."""
-        from fedpmt.training.adam import Adam
-        from fedpmt.training.distillation import StudentWork
-
-        adam = Adam(self.rate) if self.optimizer == "adam" else None
-        return StudentWork(adam, self.temperature, self.clip, begun, steps)
-
     def score(self, server: Server, tensors: Tensors) -> float | None:
         """Accuracy on the validation data."""
-        from fedpmt.training.distillation import answers
-
         if server.validation is None:
             return None
         outputs = answers(server.site.models[GLOBAL], tensors, server.validation)
@@ -201,7 +237,7 @@ class FedDF(Method[Fusion, None]):
 
 
 @dataclass(frozen=True)
-class Bill:
+class Distillation:
     """What the server's work of a round costs."""
 
     asking: float  # operations of all teachers' answers to one batch
@@ -212,9 +248,10 @@ class Bill:
     every: int
 
     @classmethod
-    def of(cls, round: Round, arrived: list[Reply], parts: Mapping[str, Part], every: int) -> Bill:
+    def of(
+        cls, round: Round, server: Server, arrived: list[Reply], parts: Mapping[str, Part], every: int
+    ) -> Distillation:
         """For these teachers and students."""
-        server = round.server
         asking = sum(round.price(reply.part).inference for reply in arrived)
         students = {name: round.price(part) for name, part in parts.items()}
         public, validation = (0 if data is None else len(data) for data in (server.public, server.validation))
@@ -239,21 +276,18 @@ class Bill:
         return total
 
 
-def teachers(arrived: list[Reply], count: int, round: Round) -> Examples:
+def teachers(state: Fusion, arrived: list[Reply], count: int, round: Round, server: Server) -> Examples:
     """Public samples with the ensemble's answer in the place of a target: 1/|S| Σ_k z_k(u), computed once a round."""
     import torch
 
-    from fedpmt.training.distillation import answers
-
-    server = round.server
     if server.public is None:
-        raise SettingError("public = 'none' is refused: feddf needs some")
+        raise SettingError("feddf needs public data (public = 'none')")
     chosen = np.sort(round.rng("public").permutation(len(server.public))[:count])
     asked = server.public.take(chosen)
     net = server.site.models[GLOBAL]
-    logits = [answers(net, reply.tensors[MODEL], asked) for reply in arrived]
+    logits = []
+    for reply in arrived:
+        sent = state.net(reply.part)
+        model = {name: sent[name] + change for name, change in reply.update.items()}  # w_k
+        logits.append(answers(net, model, asked))
     return Examples(asked.inputs, torch.stack(logits).mean(dim=0), asked.ids)
-
-
-def _purpose(round: Round, prefix: str, purpose: str) -> np.random.Generator:
-    return round.rng(f"{prefix}/{purpose}")

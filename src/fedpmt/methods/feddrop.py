@@ -10,13 +10,15 @@ mean follows equation 7; fill and zero fill are options. The mask is constant ov
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from fedpmt.methods.averaging import Averaged, PartAveraging
-from fedpmt.methods.base import SHARE
+from fedpmt.methods.base import Traits, acts, require
 from fedpmt.parts.depth import full
 from fedpmt.parts.width import first_channels, random_channels, thinned
 from fedpmt.pricing.matching import match_keep, rate_within
+from fedpmt.training.local import LocalWork
+from fedpmt.training.scaled import ScaledWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,19 +26,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedpmt.aggregation import Rule
-    from fedpmt.methods.base import Action, Round
+    from fedpmt.methods.base import Round
     from fedpmt.parts.part import Part
-    from fedpmt.resources import Resource
-    from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client
 
 
 @dataclass(frozen=True)
 class FedDrop(PartAveraging):
     """Random sub-nets by width."""
-
-    needs_speeds = True
-    under_budget: ClassVar = {"scope": "all", "match": "within"}
 
     scope: Literal["fc", "all"] = "fc"  # hidden fully connected layers, or convolutional filters too
     aggregation: Literal["overlap", "fill", "zero"] = "overlap"
@@ -45,7 +42,25 @@ class FedDrop(PartAveraging):
     match: Literal["nearest", "within"] = "nearest"  # what costs nearest to the budget, or the most within it
 
     def __post_init__(self) -> None:
-        self.require(keep=(self.keep is None or 0 < self.keep <= 1, SHARE))
+        require(self, keep=(self.keep is None or 0 < self.keep <= 1, "> 0 and <= 1"))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            needs_speeds=True,
+            sums="entries",
+            combines=f"{self.mean} mean",
+            budget=acts("device") if self.keep is None else {},
+            under_budget={"scope": "all", "match": "within"},
+        )
+
+    @property
+    def mean(self) -> Rule:
+        return self.aggregation
+
+    @property
+    def local(self) -> LocalWork[Any]:
+        return ScaledWork() if self.scaling else LocalWork()
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         keep = self.keep or self.matched(state, client, round)
@@ -55,17 +70,15 @@ class FedDrop(PartAveraging):
         return self.thin(state, keep, lambda size, count: random_channels(size, count, rng))
 
     def matched(self, state: Averaged, client: Client, round: Round) -> float:
-        """The share to keep that costs nearest to the budget, or the largest within it."""
-        budget, fits = client.budget, self.fits(client, state.structure, round.price)
-        if budget is None or fits(full(state.structure)):
+        """The share to keep that costs nearest to the limit, or the largest within it."""
+        if client.limit is None or client.fits(full(state.structure)):
             return 1.0
         if self.match == "within":
-            return rate_within(lambda rate: fits(self.thin(state, rate)))
-        keep, _ = match_keep(lambda rate: round.price(self.thin(state, rate)).sustained, budget.operations)
+            return rate_within(lambda rate: client.fits(self.thin(state, rate)))
+        keep, _ = match_keep(
+            lambda rate: client.usage(self.thin(state, rate)).operations, client.limit.operations
+        )
         return keep
-
-    def action(self, resource: Resource) -> Action:
-        return "device" if self.keep is None else "none"
 
     def thin(
         self, state: Averaged, keep: float, pick: Callable[[int, int], np.ndarray] = first_channels
@@ -75,15 +88,6 @@ class FedDrop(PartAveraging):
         return thinned(
             state.structure, axes, keep, ("linear",) if self.scope == "fc" else ("linear", "conv"), pick
         )
-
-    def rule(self) -> Rule:
-        return self.aggregation
-
-    def local(self) -> LocalWork[None]:
-        from fedpmt.training.local import LocalWork
-        from fedpmt.training.scaled import ScaledWork
-
-        return ScaledWork() if self.scaling else LocalWork()
 
     def neutral(self) -> Self:
         return replace(self, keep=1.0, aggregation="overlap", scaling=False)

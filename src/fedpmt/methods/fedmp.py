@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from fedpmt.methods.base import ABOVE_0, SHARE, Method, Predictor, Round, Setup, Step
+from fedpmt.methods.averaging import Averaged, MeanFold, Weight, send
+from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
 from fedpmt.parts.depth import full
-from fedpmt.parts.part import GLOBAL, Part, take
+from fedpmt.parts.part import GLOBAL, Part
 from fedpmt.parts.width import (
     channel_norms,
     hidden_groups,
@@ -31,19 +32,16 @@ from fedpmt.parts.width import (
     thinned,
 )
 from fedpmt.pricing.matching import largest_rate
+from fedpmt.training.local import LocalWork
 from fedpmt.training.messages import Client, Reply, Task
-from fedpmt.types import MODEL
+from fedpmt.training.server import REPLACE, ServerOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
 
-    from fedpmt.methods.base import Action
     from fedpmt.models.structure import Structure
-    from fedpmt.resources import Resource
-    from fedpmt.training.local import LocalWork
-
 
 FORGOTTEN = 1e-12
 """A weight λ^(t - s) that no sum would show."""
@@ -94,19 +92,45 @@ class Bandit:
 class Pruning:
     """The server's state."""
 
-    structure: Structure
-    tensors: Mapping[str, Tensor]  # w
+    model: Averaged  # w
     bandits: Mapping[int, Bandit]  # of the workers that have replied
+
+    @property
+    def structure(self) -> Structure:
+        """The model's."""
+        return self.model.structure
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The global model."""
+        return self.model.tensors
+
+
+class FillFold(Fold[Pruning]):
+    """R2SP, and what the bandits learn of the round."""
+
+    def __init__(self, method: FedMP, state: Pruning, round: Round) -> None:
+        self._method, self._state, self._round = method, state, round
+        self._mean = MeanFold(state.model, "fill", method.weight, method.server)
+        self._heard: list[tuple[int, float, float]] = []  # worker, seconds, loss
+
+    def add(self, reply: Reply) -> None:
+        self._mean.add(reply)
+        if self._method.learns:
+            self._heard.append((reply.device, reply.seconds, reply.metrics["train_loss"]))
+
+    def finish(self, server: Server) -> Step[Pruning]:
+        bandits, metrics = self._state.bandits, dict[str, float]()
+        if self._method.learns:
+            bandits, metrics = self._method.taught(self._state, self._heard, self._round)
+        return Step(Pruning(self._mean.finish(server).state, bandits), metrics)
 
 
 @dataclass(frozen=True)
 class FedMP(Method[Pruning, None]):
     """Adaptive structured pruning; without the bandit, α = 1 - r of the worker's budget."""
 
-    under_budget: ClassVar = {"bandit": False}
-    needs_losses: ClassVar[bool] = True
-
-    weight: Literal["samples", "uniform"] = "uniform"
+    weight: Weight = "uniform"
     bandit: bool = True  # α is learned from loss and time, else it follows from the budget
     ratio: float | None = None  # α, the same for all workers and rounds
     discount: float = 0.99  # λ
@@ -114,16 +138,33 @@ class FedMP(Method[Pruning, None]):
     most: float = 0.8  # the largest α that is tried
     gap: float = 1e-3  # ε, added to the gap in time
     clip: float = 5.0  # rewards beyond this are cut
+    server: ServerOptimizer = REPLACE
 
     def __post_init__(self) -> None:
-        self.require(
-            ratio=(self.ratio is None or 0 <= self.ratio < 1, "a share of 0 or more, below 1,"),
-            discount=(0 < self.discount <= 1, SHARE),
-            finest=(self.finest > 0, ABOVE_0),
-            most=(0 < self.most < 1, "a share between 0 and 1"),
-            gap=(self.gap > 0, ABOVE_0),
-            clip=(0 < self.clip < math.inf, ABOVE_0),
+        require(
+            self,
+            ratio=(self.ratio is None or 0 <= self.ratio < 1, ">= 0 and < 1"),
+            discount=(0 < self.discount <= 1, "> 0 and <= 1"),
+            finest=(self.finest > 0, "> 0"),
+            most=(0 < self.most < 1, "> 0 and < 1"),
+            gap=(self.gap > 0, "> 0"),
+            clip=(0 < self.clip < math.inf, "> 0"),
         )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            needs_losses=True,
+            combines="fill mean",
+            discloses="training losses" if self.bandit else "",
+            # On each worker's ratio, where neither the bandit nor the user chooses it.
+            budget={} if self.bandit or self.ratio is not None else acts("device"),
+            under_budget={"bandit": False},
+        )
+
+    @property
+    def local(self) -> LocalWork[None]:
+        return LocalWork()
 
     @property
     def learns(self) -> bool:
@@ -132,12 +173,10 @@ class FedMP(Method[Pruning, None]):
 
     def init(self, setup: Setup) -> Pruning:
         prototype = setup.prototypes[GLOBAL]
-        return Pruning(prototype.structure, prototype.tensors, {})
+        return Pruning(Averaged(prototype.structure, prototype.tensors), {})
 
     def assign(self, state: Pruning, client: Client, round: Round) -> Task:
-        part = self.pruned(state, self.alpha(state, client, round))
-        sent = {name: take(state.tensors[name], selection) for name, selection in part.sent.items()}
-        return Task((part,), {MODEL: sent})
+        return send(state.tensors, (self.pruned(state, self.alpha(state, client, round)),))
 
     def alpha(self, state: Pruning, client: Client, round: Round) -> float:
         """The share of channels that this worker does without."""
@@ -147,20 +186,7 @@ class FedMP(Method[Pruning, None]):
             return self.drawn(state, client.id, round)
         structure = state.structure
         axes = structure.require_axes("fedmp")
-        fits = self.fits(client, structure, round.price)
-        return 1 - largest_rate(lambda rate: fits(thinned(structure, axes, rate)))
-
-    @property
-    def discloses(self) -> str:
-        return "training losses" if self.bandit else ""
-
-    @property
-    def combines(self) -> str:
-        return "fill mean"
-
-    def action(self, resource: Resource) -> Action:
-        """On each worker's ratio, where neither the bandit nor the user chooses it."""
-        return "none" if self.bandit or self.ratio is not None else "device"
+        return 1 - largest_rate(lambda rate: client.fits(thinned(structure, axes, rate)))
 
     def drawn(self, state: Pruning, worker: int, round: Round) -> float:
         """What the worker's bandit draws in this round: the same wherever it is asked for."""
@@ -185,21 +211,8 @@ class FedMP(Method[Pruning, None]):
         }
         return narrow(state.structure, axes, kept, f"prune {alpha:.2f}")
 
-    def local(self) -> LocalWork[None]:
-        from fedpmt.training.local import LocalWork
-
-        return LocalWork()
-
-    def aggregate(self, state: Pruning, replies: Iterable[Reply], round: Round) -> Step[Pruning]:
-        from fedpmt.aggregation import CoverageMean
-
-        mean = CoverageMean(state.tensors, "fill")
-        heard = []
-        for reply in replies:
-            mean.add(reply.part, reply.tensors[MODEL], reply.samples if self.weight == "samples" else 1)
-            heard.append((reply.device, reply.seconds, reply.metrics["train_loss"]))
-        bandits, metrics = self.taught(state, heard, round) if self.learns else (state.bandits, {})
-        return Step(Pruning(state.structure, mean.result(), bandits), metrics)
+    def fold(self, state: Pruning, round: Round) -> Fold[Pruning]:
+        return FillFold(self, state, round)
 
     def taught(
         self, state: Pruning, heard: list[tuple[int, float, float]], round: Round

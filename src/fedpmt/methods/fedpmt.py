@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
 from fedpmt.methods.averaging import Averaged, PartAveraging
+from fedpmt.methods.base import Traits, acts
 from fedpmt.parts.depth import block, mask, suffixes
-from fedpmt.pricing.budget import largest
+from fedpmt.pricing.matching import largest
 from fedpmt.resources import ROUNDING
 
 if TYPE_CHECKING:
-    from fedpmt.methods.base import Action, Round
+    from fedpmt.methods.base import Round
     from fedpmt.parts.part import Part
-    from fedpmt.resources import Resource
     from fedpmt.training.messages import Client
 
 
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 class FedPMT(PartAveraging):
     """Partial model training by depth, Algorithm 1 with both options."""
 
-    sums = "layers"
-
     depths: int | None = None  # |I|; None: one per layer
     splitting: Literal["server", "device"] = "server"  # Option I or Option II
     block: Literal["suffix", "middle", "prefix"] = (
         "suffix"  # the paper's last layers, or others at their price
     )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(sums="layers", combines="overlap mean", budget=acts("device"))
 
     def masks(self, state: Averaged) -> tuple[Part, ...]:
         """Ξ_1 to Ξ_|I|, smallest first."""
@@ -42,13 +44,10 @@ class FedPMT(PartAveraging):
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """Option I: the largest f_k within what the server knows the device can do."""
-        fits = self.fits(client, state.structure, round.price)
-        # A budget made of a depth is that depth's, though with a cached prefix a wider one may hold less memory.
-        chosen = largest(self.masks(state)[: client.budget.depth if client.budget else None], fits)
+        # No deeper than planned, though with a cached prefix a deeper part may hold less memory.
+        planned = client.plan.depth if client.plan is not None else None
+        chosen = largest(self.masks(state)[:planned], client.fits)
         return chosen if self.block == "suffix" else self.elsewhere(state, chosen, round)
-
-    def action(self, resource: Resource) -> Action:
-        return "device"
 
     def offer(self, state: Averaged, client: Client, round: Round) -> tuple[Part, ...]:
         """Option II: all masks, and the device's choice travels up with its reply."""

@@ -9,36 +9,127 @@ entry is averaged over the devices that hold it, each counting its samples.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
-from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
-from fedpmt.methods.nested import Nested, NestedMean, nested
+import numpy as np
+
+from fedpmt.methods.averaging import Weight
+from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
+from fedpmt.methods.nested import CORNERS, Nested, NestedMean, WidthsWork, nested, outputs_at
 from fedpmt.parts.part import GLOBAL, Part
-from fedpmt.pricing.budget import largest
+from fedpmt.pricing.matching import largest
 from fedpmt.training.messages import Client, Reply, Task
-from fedpmt.types import MODEL
+from fedpmt.training.server import REPLACE, ServerOptimizer
+from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from torch import Tensor
 
-    from fedpmt.methods.base import Action
+    from fedpmt.kernels import StepRule
     from fedpmt.models.structure import Structure
-    from fedpmt.resources import Resource
-    from fedpmt.training.local import LocalWork
+    from fedpmt.parts.part import Extra
+    from fedpmt.training.local import Job, LocalWork, PriceOf, Run
+    from fedpmt.types import Examples
+
+DRAWS = "width"
+"""The generator of the widths that a device draws, one for each batch."""
+
+
+@dataclass(frozen=True)
+class OrderedDropout(WidthsWork):
+    """Draws a width p for each batch, of those inside the part and its own, and trains that corner of the tensors.
+
+    Nothing outside the corner moves in that step, by decay or momentum either. With `distil` the part's own width is
+    trained in every step and teaches the narrower one (self-distillation), both in one step on the sum:
+
+        ℓ = CE(f_{p_max}(x), y) + CE(f_p(x), softmax f_{p_max}(x)), the second without a gradient into its target
+
+    Each width has BatchNorm statistics of its own.
+    """
+
+    distil: bool = False
+
+    def start(self, job: Job[None]) -> Run[None]:
+        from torch.nn import functional
+
+        if self.distil and job.site.objective.loss is not functional.cross_entropy:
+            raise SettingError("fjord.distil = 'true' needs cross-entropy as the loss")
+        run = super().start(job)
+        run.memo[DRAWS] = job.rng(DRAWS)
+        return run
+
+    def loss(self, run: Run[None], batch: Examples) -> Tensor:
+        from torch.nn import functional
+
+        inner = len(run.part.inner)
+        drawn = int(run.memo[DRAWS].integers(inner + 1)) if inner else 0
+        objective = run.site.objective.loss
+        if not self.distil:
+            run.corner = run.memo[CORNERS][drawn] if drawn < inner else {}
+            return objective(outputs_at(run, drawn, batch.inputs), batch.targets)
+        teacher = outputs_at(run, inner, batch.inputs)
+        loss = objective(teacher, batch.targets)
+        if drawn == inner:
+            return loss  # it would teach itself what it knows: that gradient is zero
+        pupil = outputs_at(run, drawn, batch.inputs)
+        return loss + functional.cross_entropy(pupil, teacher.detach().softmax(dim=-1))
+
+    def compiled(self, job: Job[None]) -> StepRule | None:
+        if self.distil:
+            return None
+        steps = job.site.settings.steps(len(job.data), job.task.steps)
+        rng, widths = job.rng(DRAWS), len(job.part.inner) + 1
+        draws = [int(rng.integers(widths)) for _ in range(steps)] if widths > 1 else None
+        return job.rule(draws=None if draws is None else np.array(draws, dtype=np.int32))
+
+    def extra(self, part: Part, price: PriceOf, structure: Structure) -> Extra:
+        """The mean over the widths; with distillation the widest in every step, and a narrower one as well."""
+        extra = super().extra(part, price, structure)
+        if not part.inner:
+            return extra
+        inner, count = [price(one) for one in part.inner], len(part.inner) + 1
+        if self.distil:
+            step = sum(one.operations - one.update for one in inner) / count
+            held = max(one.memory.activations for one in inner)
+            return replace(extra, step=step, memory_bytes=held)
+        # Every width is drawn as often: on average a step is this much cheaper than one of the widest.
+        widest = price(part).operations
+        return replace(extra, step=(sum(one.operations for one in inner) + widest) / count - widest)
+
+
+class WidthsFold(Fold[Nested]):
+    """The mean of all nets."""
+
+    def __init__(self, method: FjORD, state: Nested) -> None:
+        self._server, self._mean = method.server, NestedMean(state, method.weight)
+
+    def add(self, reply: Reply) -> None:
+        self._mean.add(reply.part, reply.update, reply.tensors, reply.samples)
+
+    def finish(self, server: Server) -> Step[Nested]:
+        return Step(self._mean.result(self._server))
 
 
 @dataclass(frozen=True)
 class FjORD(Method[Nested, None]):
     """Ordered dropout, with and without self-distillation."""
 
-    needs_speeds = True
-
-    weight: Literal["samples", "uniform"] = "samples"  # a_k = |D_k|, or 1
+    weight: Weight = "samples"
     sizes: int = 5  # |P|: p in {1/5, .., 1}; counted by integers, so that no two widths differ by rounding
     distil: bool = False  # p_max teaches p, at the price of both (the paper's KD)
+    server: ServerOptimizer = REPLACE
 
     def __post_init__(self) -> None:
-        self.require(sizes=(self.sizes >= 1, "at least one width"))
+        require(self, sizes=(self.sizes >= 1, ">= 1"))
+
+    @property
+    def traits(self) -> Traits:
+        # By the expected cost of its draws; what is sent and held is of the widest.
+        return Traits(needs_speeds=True, combines="overlap mean", budget=acts("device"))
+
+    @property
+    def local(self) -> LocalWork[None]:
+        return OrderedDropout(self.distil)
 
     def widths(self, structure: Structure) -> tuple[Part, ...]:
         """The parts of all p, narrowest first, each with the narrower ones inside."""
@@ -51,29 +142,11 @@ class FjORD(Method[Nested, None]):
 
     def assign(self, state: Nested, client: Client, round: Round) -> Task:
         """p_max: the largest width whose mean cost over its draws is within the budget."""
-        structure = state.structure
-        part = largest(self.widths(structure), self.fits(client, structure, round.price))
+        part = largest(self.widths(state.structure), client.fits)
         return Task((part,), state.payload(part))
 
-    @property
-    def combines(self) -> str:
-        return "overlap mean"
-
-    def action(self, resource: Resource) -> Action:
-        """By the expected cost of its draws; what is sent and held is of the widest."""
-        return "device"
-
-    def local(self) -> LocalWork[None]:
-        from fedpmt.training.nested import NestedWork
-
-        return NestedWork(self.distil)
-
-    def aggregate(self, state: Nested, replies: Iterable[Reply], round: Round) -> Step[Nested]:
-        mean = NestedMean(state)
-        for reply in replies:
-            weight = reply.samples if self.weight == "samples" else 1
-            mean.add(reply.part, reply.tensors[MODEL], reply.tensors, weight)
-        return Step(mean.result())
+    def fold(self, state: Nested, round: Round) -> Fold[Nested]:
+        return WidthsFold(self, state)
 
     def predictor(self, state: Nested) -> Predictor:
         """The net of the widest p that anybody has trained: p = 1, if a budget pays for it."""

@@ -9,11 +9,12 @@ weight between neurons of two devices rests until a deal brings them together.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
 from fedpmt.methods.averaging import Averaged, PartAveraging
+from fedpmt.methods.base import Traits, acts, require
 from fedpmt.parts.width import (
     disjoint_channels,
     first_channels,
@@ -23,21 +24,19 @@ from fedpmt.parts.width import (
     without_buffers,
 )
 from fedpmt.pricing.matching import rate_within
+from fedpmt.training.local import LocalWork
+from fedpmt.training.scaled import ScaledWork
 
 if TYPE_CHECKING:
-    from fedpmt.methods.base import Action, Predictor, Round
+    from fedpmt.methods.base import Predictor, Round
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Part
-    from fedpmt.resources import Resource
-    from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client
 
 
 @dataclass(frozen=True)
 class IST(PartAveraging):
     """Disjoint random sub-nets."""
-
-    needs_speeds = True
 
     subnets: int | None = (
         2  # S, how many sub-nets a deal makes; None, as in the paper: one for each device asked
@@ -48,7 +47,21 @@ class IST(PartAveraging):
     )
 
     def __post_init__(self) -> None:
-        self.require(subnets=(self.subnets is None or self.subnets >= 1, "at least one"))
+        require(self, subnets=(self.subnets is None or self.subnets >= 1, ">= 1"))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            needs_speeds=True,
+            sums="entries",
+            combines="overlap mean",
+            finds_statistics=self.norm == "static",
+            budget=acts("device"),
+        )
+
+    @property
+    def local(self) -> LocalWork[Any]:
+        return ScaledWork("outputs" if self.scaling else None, frozen_norms=self.norm == "frozen")
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """The device's piece of this round's deal, or the first of it that the budget pays for."""
@@ -56,7 +69,6 @@ class IST(PartAveraging):
         axes = structure.require_axes("ist")
         place = round.cohort.index(client.id) if client.id in round.cohort else client.id
         pieces = self.subnets or max(1, len(round.cohort))
-        fits = self.fits(client, structure, round.price)
         # One generator for all: every device sees the same deal.
         rng = round.rng("deal")
         dealt = {
@@ -76,7 +88,7 @@ class IST(PartAveraging):
             leading = {name: first_channels(len(dealt[name]), count) for name, count in counts(rate).items()}
             return self.alone(structure, narrow(structure, axes, leading, f"keep {rate:.2f}"))
 
-        rate = rate_within(lambda rate: fits(cut(rate)))
+        rate = rate_within(lambda rate: client.fits(cut(rate)))
         left = counts(rate)
         # Cut in the order dealt: of sorted pieces weak devices would never train the last channels.
         kept = {name: np.sort(piece[: left[name]]) for name, piece in dealt.items()}
@@ -88,20 +100,8 @@ class IST(PartAveraging):
         """A part as it is trained: only statistics that are averaged come back."""
         return part if self.norm == "averaged" else without_buffers(structure, part)
 
-    @property
-    def finds_statistics(self) -> bool:
-        return self.norm == "static"
-
-    def action(self, resource: Resource) -> Action:
-        return "device"
-
-    def local(self) -> LocalWork[None]:
-        from fedpmt.training.scaled import ScaledWork
-
-        return ScaledWork("outputs" if self.scaling else None, frozen_norms=self.norm == "frozen")
-
     def predictor(self, state: Averaged) -> Predictor:
-        return replace(super().predictor(state), statistics="data" if self.finds_statistics else "stored")
+        return replace(super().predictor(state), statistics="data" if self.norm == "static" else "stored")
 
     def neutral(self) -> Self:
         return replace(self, subnets=1, norm="averaged")

@@ -1,13 +1,16 @@
-"""Nets inside nets on the server: one model, and the BatchNorm statistics of each of its widths. Loads no torch."""
+"""Nets inside nets: leading corners of one model's tensors, with BatchNorm statistics of each. Loads no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from fedpmt.methods.averaging import Averaged, Weight, weight_of
 from fedpmt.methods.base import Predictor
-from fedpmt.parts.part import GLOBAL, WHOLE, Part, embedded, take
-from fedpmt.parts.width import thinned, without_buffers
+from fedpmt.parts.part import GLOBAL, WHOLE, Part, embedded, size, take, travelling_shapes
+from fedpmt.parts.width import corners, thinned, without_buffers
+from fedpmt.pricing.cost import FLOAT_BYTES
+from fedpmt.training.local import LocalWork, Outcome
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
@@ -17,35 +20,50 @@ if TYPE_CHECKING:
 
     from fedpmt.methods.base import Prototype
     from fedpmt.models.structure import Structure
-    from fedpmt.types import Payload, Tensors
+    from fedpmt.parts.part import Extra
+    from fedpmt.training.local import Job, PriceOf, Run
+    from fedpmt.training.server import ServerOptimizer
+    from fedpmt.types import Arrays, Payload, Tensors
+
+CORNERS, STATISTICS = "corners", "statistics"
+
+
+def statistics_of(level: int) -> str:
+    """The name of the group in which BatchNorm statistics of a width travel; 1 is the narrowest."""
+    return f"statistics {level}"
 
 
 @dataclass(frozen=True)
 class Nested:
     """The server's state: the global model w^t, and the BatchNorm statistics of each width."""
 
-    structure: Structure
-    tensors: Mapping[str, Tensor]
-    statistics: Mapping[str, Mapping[str, Tensor]]  # empty for a net without BatchNorm
+    model: Averaged
+    statistics: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # empty without BatchNorm
     widest: int = 0  # the largest width that a device has trained, counted from 1; 0 before any reply
 
     @classmethod
     def first(cls, prototype: Prototype, nets: Sequence[Part]) -> Nested:
         """Before training every width has the statistics that the model came with."""
-        from fedpmt.training.widths import statistics_of
-
         buffers = prototype.structure.buffers
         statistics = {
             statistics_of(level): {name: take(prototype.tensors[name], net.sent[name]) for name in buffers}
             for level, net in enumerate(nets, start=1)
             if buffers
         }
-        return cls(prototype.structure, prototype.tensors, statistics)
+        return cls(Averaged(prototype.structure, prototype.tensors), statistics)
+
+    @property
+    def structure(self) -> Structure:
+        """The model's."""
+        return self.model.structure
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The global model."""
+        return self.model.tensors
 
     def payload(self, net: Part) -> Payload:
         """What a device needs to train this net and those inside it."""
-        from fedpmt.training.widths import statistics_of
-
         groups = [statistics_of(level) for level in range(1, len(net.inner) + 2)]
         return {
             MODEL: {name: take(self.tensors[name], kept) for name, kept in net.sent.items()},
@@ -57,8 +75,6 @@ class Nested:
 
         Channels that a narrower net does not have are zero, which is the same.
         """
-        from fedpmt.training.widths import statistics_of
-
         tensors = {**self.tensors, **self.statistics.get(statistics_of(len(nets)), {})}
         if level == len(nets):
             return Predictor("global", GLOBAL, tensors)
@@ -82,20 +98,18 @@ def nested(structure: Structure, shares: Mapping[str, float], method: str) -> tu
 class NestedMean:
     """The mean of nets: every entry over those that have it, every width's statistics over those that train it."""
 
-    def __init__(self, state: Nested) -> None:
+    def __init__(self, state: Nested, weight: Weight) -> None:
         from fedpmt.aggregation import CoverageMean
 
         self._tensors = CoverageMean(state.tensors)
         self._statistics = {group: CoverageMean(tensors) for group, tensors in state.statistics.items()}
-        self._state, self._widest = state, state.widest
+        self._state, self._weight, self._widest = state, weight, state.widest
 
-    def add(self, net: Part, weights: Tensors, payload: Payload, weight: float) -> None:
+    def add(self, net: Part, update: Tensors, payload: Payload, samples: int) -> None:
         """A net that arrived, and what else did; statistics of wider ones are left out."""
-        from fedpmt.training.widths import statistics_of
-
-        levels = len(net.inner) + 1
+        levels, weight = len(net.inner) + 1, weight_of(self._weight, samples)
         self._widest = max(self._widest, levels)
-        self._tensors.add(net, weights, weight)
+        self._tensors.add(net, update, weight)
         for level in range(1, levels + 1):
             group = statistics_of(level)
             if group in self._statistics:
@@ -103,7 +117,55 @@ class NestedMean:
                 part = Part(GLOBAL, everything, everything, group)
                 self._statistics[group].add(part, payload[group], weight)
 
-    def result(self) -> Nested:
+    def result(self, server: ServerOptimizer) -> Nested:
         """The next state."""
+        before = self._state.model
+        tensors, moments = server.apply(self._tensors, before.structure.parameters, before.moments)
         statistics = {group: mean.result() for group, mean in self._statistics.items()}
-        return Nested(self._state.structure, self._tensors.result(), statistics, self._widest)
+        return Nested(Averaged(before.structure, tensors, moments), statistics, self._widest)
+
+
+@dataclass(frozen=True)
+class WidthsWork(LocalWork[None]):
+    """What devices with nets inside nets share: each width's BatchNorm statistics go down and up by themselves."""
+
+    def start(self, job: Job[None]) -> Run[None]:
+        run = super().start(job)
+        part = job.part
+        run.memo[CORNERS] = [corners(job.model.structure, inner) for inner in part.inner]
+        run.memo[STATISTICS] = [
+            {name: tensor.clone() for name, tensor in job.task.tensors.get(statistics_of(level), {}).items()}
+            for level in range(1, len(part.inner) + 2)
+        ]
+        return run
+
+    def reply(self, run: Run[None]) -> tuple[Outcome, None]:
+        groups = {}
+        for level, statistics in enumerate(run.memo.get(STATISTICS, ()), start=1):
+            group = statistics_of(level)
+            if statistics:
+                sent = run.task.tensors[group]
+                groups[group] = {name: tensor - sent[name] for name, tensor in statistics.items()}
+        return Outcome(groups), None
+
+    def extra(self, part: Part, price: PriceOf, structure: Structure) -> Extra:
+        buffers = structure.buffers
+        if not buffers:
+            return part.extra
+        nets = (*part.inner, part)
+        sizes = [size(net.sent[name], structure.shapes[name]) for net in nets for name in buffers]
+        answers = {
+            statistics_of(level): travelling_shapes(
+                {name: net.sent[name] for name in buffers}, structure.shapes
+            )
+            for level, net in enumerate(nets, start=1)
+        }
+        return replace(part.extra, task_bytes=FLOAT_BYTES * sum(sizes), answers=answers)
+
+
+def outputs_at(run: Run[None], level: int, inputs: Arrays) -> Tensor:
+    """What the net of one of the widths gives; the last is the part's own."""
+    tensors = run.tensors
+    if level < len(run.part.inner):
+        tensors = {name: tensors[name][corner] for name, corner in run.memo[CORNERS][level].items()}
+    return run.forward({**tensors, **run.memo[STATISTICS][level]}, inputs)

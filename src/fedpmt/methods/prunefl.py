@@ -14,31 +14,129 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
-from fedpmt.methods.base import ABOVE_0, FROM_0, FROM_1, SHARE, Method, Predictor, Round, Setup, Step
+from fedpmt.methods.averaging import Weight, weight_of
+from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
 from fedpmt.parts.depth import full, suffix
 from fedpmt.parts.mask import rearranged
-from fedpmt.parts.part import GLOBAL, WHOLE, Mask, Part, place, take
-from fedpmt.pricing.budget import Usage
-from fedpmt.pricing.cost import FLOAT_BYTES, Memory
+from fedpmt.parts.part import GLOBAL, WHOLE, Mask, Part, place, take, travelling_shapes
+from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.pricing.matching import largest_rate
+from fedpmt.resources import Resources
+from fedpmt.training.local import LocalWork, Outcome
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from fedpmt.methods.base import Action, PriceOf
     from fedpmt.models.structure import Structure
-    from fedpmt.parts.part import Selection
-    from fedpmt.resources import Resource
-    from fedpmt.training.local import LocalWork
-    from fedpmt.training.masked import Squares
+    from fedpmt.parts.part import Extra, Selection
+    from fedpmt.training.local import Job, PriceOf, Reach, Rng, Run
+    from fedpmt.types import Examples
+
+SQUARES = "squares"
+"""What travels up with the update before the mask is changed: squared gradients."""
+
+ACCURACY = "train_accuracy"
+VERSION, EACH_STEP = "mask", "each step"
+TOTALS, MASKS, RIGHT = "totals", "masks", "right"
+
+
+@dataclass(frozen=True)
+class Squares:
+    """What a device keeps: squared gradients summed over its rounds under one mask. A tensor not in it is zero."""
+
+    sums: Mapping[str, Tensor]
+    version: int = -1  # of the mask
+
+
+class Masked(LocalWork[Squares]):
+    """SGD that leaves masked-out weights at zero and sums up the gradients of all of them.
+
+    The mask is applied to gradients, never inside the graph: a masked-out weight has a gradient too, without which
+    it could not come back.
+    """
+
+    def first(self, device: int, rng: Rng) -> Squares:
+        return Squares({})
+
+    def start(self, job: Job[Squares]) -> Run[Squares]:
+        import torch
+
+        run = super().start(job)
+        run.memo[TOTALS] = {name: torch.zeros_like(parameter) for name, parameter in run.params.items()}
+        run.memo[MASKS] = {
+            name: torch.from_numpy(selection.bits).to(run.params[name])
+            for name, selection in job.part.trained.items()
+            if isinstance(selection, Mask)
+        }
+        run.memo[RIGHT] = []
+        return run
+
+    def loss(self, run: Run[Squares], batch: Examples) -> Tensor:
+        outputs, objective = run.forward(run.tensors, batch.inputs), run.site.objective
+        run.memo[RIGHT].append(objective.score(outputs.detach(), batch.targets))
+        return objective.loss(outputs, batch.targets)
+
+    def correct(self, run: Run[Squares], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        totals: dict[str, Tensor] = run.memo[TOTALS]
+        for name, gradient in gradients.items():
+            if run.task.scalars[EACH_STEP]:
+                totals[name].addcmul_(gradient, gradient)
+            else:
+                totals[name].add_(gradient)
+        # In place, now that they are added up: each is a tensor of its own.
+        for name, mask in run.memo[MASKS].items():
+            gradients[name].mul_(mask)
+        return gradients
+
+    def reply(self, run: Run[Squares]) -> tuple[Outcome, Squares]:
+        import torch
+
+        own, version = run.job.own, int(run.task.scalars[VERSION])
+        scores = torch.cat([torch.zeros(0), *run.memo[RIGHT]])
+        metrics = {ACCURACY: float(scores.mean()) if len(scores) else 0.0}
+        sums = gained(run)
+        if own is not None and own.version == version:
+            sums = {
+                name: total + own.sums[name] if name in own.sums else total for name, total in sums.items()
+            }
+        if not run.part.reported:
+            return Outcome(metrics=metrics), Squares(sums, version)
+        squares = {name: take(sums[name], selection) for name, selection in run.part.reported.items()}
+        return Outcome({SQUARES: squares}, metrics=metrics), Squares({}, version)
+
+    def extra(self, part: Part, price: PriceOf, structure: Structure) -> Extra:
+        """Products are dense: a mask saves updates. One more operation for each gradient, and two sums of them held."""
+        gradients = structure.size(structure.parameters)
+        answers = {SQUARES: travelling_shapes(part.reported, structure.shapes)} if part.reported else {}
+        return replace(
+            part.extra,
+            step=gradients,
+            memory_bytes=2 * FLOAT_BYTES * gradients,
+            answers=answers,
+            metrics=(ACCURACY,),
+            kept_bytes=FLOAT_BYTES * gradients,
+        )
+
+    def bounds(self, task: Task, reach: Reach) -> Mapping[str, float]:
+        """Of n (Σ g)², as many times as there were rounds; Σ g² over single steps is no more."""
+        summed = reach.steps * reach.gradient
+        return {SQUARES: reach.rounds * reach.samples * summed * summed}
+
+
+def gained(run: Run[Squares]) -> dict[str, Tensor]:
+    """This round's share: n (Σ g)² over the local steps, or Σ g² where each step is to count by itself."""
+    totals: dict[str, Tensor] = run.memo[TOTALS]
+    if run.task.scalars[EACH_STEP]:
+        return totals
+    return {name: total.square().mul_(len(run.data)) for name, total in totals.items()}
 
 
 def prunable(structure: Structure) -> list[str]:
@@ -88,14 +186,53 @@ class Sparse:
         return active / sum(bits.size for bits in self.masks.values())
 
 
+class MaskFold(Fold[Sparse]):
+    """The mean of the active entries; then, every so many rounds, another mask."""
+
+    def __init__(self, method: PruneFL, state: Sparse, round: Round) -> None:
+        from fedpmt.aggregation import CoverageMean
+
+        self._method, self._state, self._round = method, state, round
+        self._active, self._whole = state.active, full(state.structure)
+        # All share one mask, so their flat vectors of active entries are averaged as they come.
+        self._mean = CoverageMean(
+            {name: take(state.tensors[name], selection) for name, selection in self._active.items()}
+        )
+        self._squares = dict[str, np.ndarray]()
+        self._devices, self._accuracies = list[int](), list[float]()
+
+    def add(self, reply: Reply) -> None:
+        self._mean.add(self._whole, reply.update, weight_of(self._method.weight, reply.samples))
+        for name, square in reply.tensors.get(SQUARES, {}).items():
+            self._squares[name] = self._squares.get(name, 0.0) + square.double().cpu().numpy()
+        self._devices.append(reply.device)
+        self._accuracies.append(reply.metrics[ACCURACY])
+
+    def finish(self, server: Server) -> Step[Sparse]:
+        method, state, devices = self._method, self._state, self._devices
+        tensors = {
+            name: place(values, self._active[name], state.structure.shapes[name])
+            for name, values in self._mean.result().items()
+        }
+        changes = method.changes(state)
+        state = replace(state, tensors=tensors, holders=tuple(sorted({*state.holders, *devices})))
+        if state.initial is not None:
+            state = method.pruned_initially(
+                state, state.initial, devices, self._accuracies, self._squares, self._round
+            )
+        else:
+            drop = method.drop * 0.5 ** (state.further / method.half_life)  # q_t
+            if changes and devices:
+                state = method.changed(state, self._squares, drop, self._round.price)
+            state = replace(state, further=state.further + 1)
+        return Step(state, {"density": state.density})
+
+
 @dataclass(frozen=True)
-class PruneFL(Method[Sparse, "Squares"]):
+class PruneFL(Method[Sparse, Squares]):
     """Initial and further adaptive pruning with one mask for all devices."""
 
-    needs_losses: ClassVar[bool] = True
-    sends_more: ClassVar[bool] = True
-
-    weight: Literal["samples", "uniform"] = "samples"
+    weight: Weight = "samples"
     density: float | None = None  # the largest one; None: what the weakest device's budget comes to
     interval: int = 50  # rounds between two changes of the mask
     drop: float = 0.3  # q_0, the share of active weights that may go at a time
@@ -112,19 +249,36 @@ class PruneFL(Method[Sparse, "Squares"]):
     communication: float = 4.52  # time on the link of all weights, in the same units
 
     def __post_init__(self) -> None:
-        self.require(
-            density=(self.density is None or 0 < self.density <= 1, SHARE),
-            interval=(self.interval >= 1, "a number of rounds"),
-            drop=(0 <= self.drop < 1, "a share of 0 or more, below 1,"),
-            half_life=(self.half_life > 0, ABOVE_0),
-            initial_rounds=(self.initial_rounds >= 0, FROM_0),
-            sweeps=(self.sweeps >= 1, FROM_1),
-            steady=(self.steady >= 1, FROM_1),
-            change=(self.change >= 0, FROM_0),
-            start_factor=(self.start_factor >= 0, FROM_0),
-            constant=(self.constant > 0, ABOVE_0),
-            communication=(self.communication >= 0, FROM_0),
+        require(
+            self,
+            density=(self.density is None or 0 < self.density <= 1, "> 0 and <= 1"),
+            interval=(self.interval >= 1, ">= 1"),
+            drop=(0 <= self.drop < 1, ">= 0 and < 1"),
+            half_life=(self.half_life > 0, "> 0"),
+            initial_rounds=(self.initial_rounds >= 0, ">= 0"),
+            sweeps=(self.sweeps >= 1, ">= 1"),
+            steady=(self.steady >= 1, ">= 1"),
+            change=(self.change >= 0, ">= 0"),
+            start_factor=(self.start_factor >= 0, ">= 0"),
+            constant=(self.constant > 0, "> 0"),
+            communication=(self.communication >= 0, ">= 0"),
         )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            needs_losses=True,
+            sends_more=True,
+            combines="mean under one mask",
+            keeps="sums of squared gradients",
+            discloses="squared gradients, training losses",
+            # One density for all; gradients and products are dense, so that no density changes the memory.
+            budget=acts("shared", "memory") if self.density is None else {},
+        )
+
+    @property
+    def local(self) -> LocalWork[Squares]:
+        return Masked()
 
     def init(self, setup: Setup) -> Sparse:
         prototype = setup.prototypes[GLOBAL]
@@ -139,36 +293,16 @@ class PruneFL(Method[Sparse, "Squares"]):
         if self.density is not None or weakest is None:
             return self.density or 1.0
         structure = setup.prototypes[GLOBAL].structure
-        whole = setup.price(full(structure))
+        whole = weakest.meter.usage(full(structure)).operations
         weights = structure.size(prunable(structure))
         rest = structure.size(structure.tensors) - weights
 
-        def usage(rate: float) -> Usage:
+        def usage(rate: float) -> Resources:
             # Memory is left out: no density changes it.
-            cost = replace(whole, sustained=rate * whole.sustained, memory=Memory(0, 0, 0, 0))
             active = FLOAT_BYTES * (rest + int(rate * weights))
-            return Usage(cost, active + math.ceil(weights / 8), active)
+            return weakest.meter.resources(rate * whole, active + math.ceil(weights / 8), active)
 
-        return largest_rate(lambda rate: weakest.allows(usage(rate)))
-
-    @property
-    def keeps(self) -> str:
-        return "sums of squared gradients"
-
-    def kept_bytes(self, structures: Mapping[str, Structure]) -> int:
-        return FLOAT_BYTES * structures[GLOBAL].size(structures[GLOBAL].parameters)
-
-    @property
-    def discloses(self) -> str:
-        return "squared gradients, training losses"
-
-    @property
-    def combines(self) -> str:
-        return "mean under one mask"
-
-    def action(self, resource: Resource) -> Action:
-        """One density for all; gradients and products are dense, so that no density changes the memory."""
-        return "none" if self.density is not None or resource == "memory" else "shared"
+        return largest_rate(lambda rate: usage(rate) <= weakest.limit)
 
     def cohort(self, state: Sparse, round: Round) -> Sequence[int] | None:
         """One device as long as initial pruning lasts, of the fastest; another one if it did not answer."""
@@ -180,8 +314,6 @@ class PruneFL(Method[Sparse, "Squares"]):
         return [device]
 
     def assign(self, state: Sparse, client: Client, round: Round) -> Task:
-        from fedpmt.training.masked import EACH_STEP, VERSION
-
         part = self.part(state, client.id)
         sent = {name: take(state.tensors[name], selection) for name, selection in part.sent.items()}
         scalars = {VERSION: state.version, EACH_STEP: state.initial is not None}
@@ -203,41 +335,8 @@ class PruneFL(Method[Sparse, "Squares"]):
             return state.initial.done + state.initial.sweeps >= self.sweeps
         return (state.further + 1) % self.interval == 0
 
-    def local(self) -> LocalWork[Squares]:
-        from fedpmt.training.masked import MaskedWork
-
-        return MaskedWork()
-
-    def aggregate(self, state: Sparse, replies: Iterable[Reply], round: Round) -> Step[Sparse]:
-        from fedpmt.aggregation import CoverageMean
-        from fedpmt.training.masked import ACCURACY, SQUARES
-
-        # All share one mask, so their flat vectors of active entries are averaged as they come.
-        active, whole = state.active, full(state.structure)
-        mean = CoverageMean(
-            {name: take(state.tensors[name], selection) for name, selection in active.items()}
-        )
-        squares, devices, accuracies = dict[str, np.ndarray](), [], []
-        for reply in replies:
-            mean.add(whole, reply.tensors[MODEL], reply.samples if self.weight == "samples" else 1)
-            for name, square in reply.tensors.get(SQUARES, {}).items():
-                squares[name] = squares.get(name, 0.0) + square.double().cpu().numpy()
-            devices.append(reply.device)
-            accuracies.append(reply.metrics[ACCURACY])
-        holders = tuple(sorted({*state.holders, *devices}))
-        tensors = {
-            name: place(values, active[name], state.structure.shapes[name])
-            for name, values in mean.result().items()
-        }
-        state, changes = replace(state, tensors=tensors, holders=holders), self.changes(state)
-        if state.initial is not None:
-            state = self.pruned_initially(state, state.initial, devices, accuracies, squares, round)
-        else:
-            drop = self.drop * 0.5 ** (state.further / self.half_life)  # q_t
-            if changes and devices:
-                state = self.changed(state, squares, drop, round.price)
-            state = replace(state, further=state.further + 1)
-        return Step(state, {"density": state.density})
+    def fold(self, state: Sparse, round: Round) -> Fold[Sparse]:
+        return MaskFold(self, state, round)
 
     def pruned_initially(
         self,

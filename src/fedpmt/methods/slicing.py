@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from fedpmt.methods.averaging import Averaged, PartAveraging
-from fedpmt.methods.base import SHARE
+from fedpmt.methods.averaging import Averaged, PartAveraging, Weight, send
+from fedpmt.methods.base import Traits, acts, require
 from fedpmt.parts.width import HIDDEN, of_classes, thinned, without_buffers
 from fedpmt.pricing.matching import rate_within
+from fedpmt.training.local import LocalWork
+from fedpmt.training.scaled import ScaledWork
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedpmt.methods.base import Action, Predictor, Round
+    from fedpmt.methods.base import Predictor, Round
     from fedpmt.parts.part import Part
-    from fedpmt.resources import Resource
-    from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client, Task
 
 HALVING = (1.0, 0.5, 0.25, 0.125, 0.0625)
@@ -28,9 +28,7 @@ HALVING = (1.0, 0.5, 0.25, 0.125, 0.0625)
 class SliceAveraging(PartAveraging):
     """Each device trains a slice of rate r; every entry is averaged over the devices that trained it."""
 
-    needs_speeds = True
-
-    weight: Literal["samples", "uniform"] = "uniform"  # the mean counts devices, not samples
+    weight: Weight = "uniform"  # the mean counts devices, not samples
     rates: Literal["matched", "halving"] = "matched"  # r on the 0.01 grid, or the papers' a to e
     rate: float | None = None  # r, the same for all devices instead of one within the budget
     scaler: bool = True  # hidden outputs times 1 / r in training
@@ -45,11 +43,23 @@ class SliceAveraging(PartAveraging):
         """I_l(t): which `count` of a layer's channels are in the slice, in order. Both sides know it from r and t."""
 
     def __post_init__(self) -> None:
-        self.require(rate=(self.rate is None or 0 < self.rate <= 1, SHARE))
+        require(self, rate=(self.rate is None or 0 < self.rate <= 1, "> 0 and <= 1"))
 
     @property
-    def needs_labels(self) -> bool:
-        return self.masked
+    def traits(self) -> Traits:
+        return Traits(
+            needs_speeds=True,
+            needs_labels=self.masked,
+            sums="entries",
+            combines="overlap mean",
+            finds_statistics=self.norm == "static",
+            discloses="which classes it holds" if self.masked else "",
+            budget=acts("device") if self.rate is None else {},
+        )
+
+    @property
+    def local(self) -> LocalWork[Any]:
+        return ScaledWork("rate" if self.scaler else None, self.masked, self.clip, self.norm == "frozen")
 
     @property
     def name(self) -> str:
@@ -60,16 +70,8 @@ class SliceAveraging(PartAveraging):
         """r_k: the largest rate within the device's budget, else the smallest there is."""
         if self.rate is not None:
             return self.rate
-        fits = self.fits(client, state.structure, round.price)
         among = HALVING if self.rates == "halving" else None
-        return rate_within(lambda rate: fits(self.slice(state, rate, round)), among)
-
-    @property
-    def finds_statistics(self) -> bool:
-        return self.norm == "static"
-
-    def action(self, resource: Resource) -> Action:
-        return "device" if self.rate is None else "none"
+        return rate_within(lambda rate: client.fits(self.slice(state, rate, round)), among)
 
     def slice(self, state: Averaged, rate: float, round: Round) -> Part:
         """The sub-model of a rate; groups of one size are cut alike."""
@@ -97,15 +99,10 @@ class SliceAveraging(PartAveraging):
     def assign(self, state: Averaged, client: Client, round: Round) -> Task:
         rate = self.rate_of(state, client, round)
         part = self.held(state, client, self.slice(state, rate, round))
-        return replace(self.task(state, (part,)), scalars={"rate": rate})
-
-    def local(self) -> LocalWork[None]:
-        from fedpmt.training.scaled import ScaledWork
-
-        return ScaledWork("rate" if self.scaler else None, self.masked, self.clip, self.norm == "frozen")
+        return send(state.tensors, (part,), scalars={"rate": rate})
 
     def predictor(self, state: Averaged) -> Predictor:
-        return replace(super().predictor(state), statistics="data" if self.finds_statistics else "stored")
+        return replace(super().predictor(state), statistics="data" if self.norm == "static" else "stored")
 
     def neutral(self) -> Self:
         return replace(self, weight="samples", rate=1.0, masked=False, clip=None, norm="averaged")

@@ -15,33 +15,108 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Self
 
-from fedpmt.methods.base import ABOVE_0, FROM_0, Method, Predictor, Step, Sums
-from fedpmt.methods.nested import Nested, NestedMean, nested
+from fedpmt.methods.averaging import Weight
+from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
+from fedpmt.methods.nested import Nested, NestedMean, WidthsWork, nested, outputs_at
 from fedpmt.parts.part import GLOBAL, Part
 from fedpmt.parts.width import corners
-from fedpmt.pricing.budget import largest
-from fedpmt.training.messages import Task
-from fedpmt.types import MODEL, SettingError
+from fedpmt.pricing.matching import largest
+from fedpmt.pricing.meter import upload_bytes
+from fedpmt.training.messages import Client, Reply, Task
+from fedpmt.training.server import REPLACE, ServerOptimizer
+from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from torch import Tensor
 
-    from fedpmt.methods.base import Action, Round, Setup
     from fedpmt.models.structure import Structure
-    from fedpmt.resources import Resource
-    from fedpmt.training.local import LocalWork
-    from fedpmt.training.messages import Client, Reply
+    from fedpmt.parts.part import Extra
+    from fedpmt.training.local import Job, LocalWork, PriceOf, Run
+    from fedpmt.types import Examples
+
+
+@dataclass(frozen=True)
+class Superposition(WidthsWork):
+    """Superposition training: one step along g = w_1 Σ g_narrow + w_2 g_full.
+
+    A narrow net is the leading corner of the part's own tensors, so all gradients fall into one place. It learns
+    from what the full net says (in-place distillation), and that one from the labels.
+    """
+
+    narrow_weight: float  # w_1
+    full_weight: float  # w_2
+    distill: bool
+
+    def start(self, job: Job[None]) -> Run[None]:
+        from torch.nn import functional
+
+        classes = job.site.objective.loss is functional.cross_entropy
+        if self.narrower(job.part) and self.distill and not classes:
+            raise SettingError("slimfl.distill = 'true' needs classes and cross-entropy as the loss")
+        return super().start(job)
+
+    def narrower(self, part: Part) -> tuple[Part, ...]:
+        """The nets inside the part that are trained with it."""
+        return part.inner if self.narrow_weight else ()
+
+    def loss(self, run: Run[None], batch: Examples) -> Tensor:
+        objective = run.site.objective
+        outputs = outputs_at(run, len(run.part.inner), batch.inputs)
+        loss = self.full_weight * objective.loss(outputs, batch.targets)
+        # Without `detach` the full net would learn to please the narrow ones.
+        targets = outputs.detach().softmax(dim=-1) if self.distill else batch.targets
+        for level in range(len(self.narrower(run.part))):
+            narrow = outputs_at(run, level, batch.inputs)
+            loss = loss + self.narrow_weight * objective.loss(narrow, targets)
+        return loss
+
+    def extra(self, part: Part, price: PriceOf, structure: Structure) -> Extra:
+        """Every net runs forward and backward, its activations held until the one update."""
+        others = [price(net) for net in self.narrower(part)]
+        return replace(
+            super().extra(part, price, structure),
+            step=sum(other.operations - other.update for other in others),
+            memory_bytes=sum(other.memory.activations for other in others),
+        )
+
+
+class DecodedFold(Fold[Nested]):
+    """The mean of what the server decodes of each superposed signal."""
+
+    def __init__(self, method: SlimFL, state: Nested, round: Round) -> None:
+        self._method, self._structure, self._round = method, state.structure, round
+        self._mean = NestedMean(state, method.weight)
+        self._counts = dict.fromkeys((net.label for net in method.nets(state.structure)), 0)
+        self._delivered = 0
+
+    def add(self, reply: Reply) -> None:
+        messages = (*reply.part.inner, reply.part)
+        gain = self._round.rng("fading", reply.device).exponential()
+        decoded = self._method.decoded(gain, len(messages))
+        for net in messages[:decoded]:
+            self._counts[net.label] += 1
+        if not decoded:
+            return
+        net, structure = messages[decoded - 1], self._structure
+        corner = corners(structure, net)
+        update = {name: tensor[corner[name]] for name, tensor in reply.update.items()}
+        self._mean.add(net, update, reply.tensors, reply.samples)
+        net = replace(net, extra=self._method.local.extra(net, self._round.price, structure))
+        self._delivered += upload_bytes(net, structure)
+
+    def finish(self, server: Server) -> Step[Nested]:
+        metrics = {f"decoded_{label}": float(count) for label, count in self._counts.items()}
+        state = self._mean.result(self._method.server)
+        return Step(state, {**metrics, "delivered_bytes": float(self._delivered)})
 
 
 @dataclass(frozen=True)
 class SlimFL(Method[Nested, None]):
     """Superposition training and superposition coding."""
 
-    sums: ClassVar[Sums] = "entries"
-
-    weight: Literal["samples", "uniform"] = "samples"  # a_k = |D_k|, or 1
+    weight: Weight = "samples"
 
     slim_widths: str = "0.5,1"  # shares of the channels, smallest first
     narrow_weight: float = 1.0  # w_1, of the gradients of narrower nets
@@ -52,23 +127,33 @@ class SlimFL(Method[Nested, None]):
     noise: float = 0.1  # σ² d^a / P
     fit: bool = False  # a device trains and sends only the widths within its budget
     evaluated: float = 1.0  # the width that is tested
+    server: ServerOptimizer = REPLACE
 
     def __post_init__(self) -> None:
         widths = self.widths()
         if list(widths) != sorted(set(widths)) or widths[-1] != 1 or not widths[0] > 0:
             raise SettingError(
-                f"slimfl.slim_widths = '{self.slim_widths}' is refused: "
-                "shares above 0 that grow and end with 1 are needed, such as 0.5,1"
+                "slimfl.slim_widths must be growing shares > 0 that end with 1, such as 0.5,1 "
+                f"(got {self.slim_widths})"
             )
         if self.evaluated not in widths:
             raise SettingError.unknown("slimfl.evaluated", self.evaluated, [f"{width:g}" for width in widths])
-        self.require(
-            narrow_weight=(self.narrow_weight >= 0, FROM_0),
-            full_weight=(self.full_weight > 0, ABOVE_0),
-            power=(0 < self.power < 1, "a share between 0 and 1"),
-            rate=(0 < self.rate < math.inf, ABOVE_0),
-            noise=(0 <= self.noise < math.inf, FROM_0),
+        require(
+            self,
+            narrow_weight=(self.narrow_weight >= 0, ">= 0"),
+            full_weight=(self.full_weight > 0, "> 0"),
+            power=(0 < self.power < 1, "> 0 and < 1"),
+            rate=(0 < self.rate < math.inf, "> 0"),
+            noise=(0 <= self.noise < math.inf, ">= 0"),
         )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(sums="entries", combines="overlap mean", budget=acts("device") if self.fit else {})
+
+    @property
+    def local(self) -> LocalWork[None]:
+        return Superposition(self.narrow_weight, self.full_weight, self.distill)
 
     def widths(self) -> tuple[float, ...]:
         """The shares, smallest first."""
@@ -88,23 +173,11 @@ class SlimFL(Method[Nested, None]):
     def part(self, state: Nested, client: Client, round: Round) -> Part:
         """The whole net, or with `fit` as much of it as the budget pays for."""
         nets = self.nets(state.structure)
-        return largest(nets, self.fits(client, state.structure, round.price)) if self.fit else nets[-1]
+        return largest(nets, client.fits) if self.fit else nets[-1]
 
     def assign(self, state: Nested, client: Client, round: Round) -> Task:
         net = self.part(state, client, round)
         return Task((net,), state.payload(net))
-
-    @property
-    def combines(self) -> str:
-        return "overlap mean"
-
-    def action(self, resource: Resource) -> Action:
-        return "device" if self.fit else "none"
-
-    def local(self) -> LocalWork[None]:
-        from fedpmt.training.superposed import SlimWork
-
-        return SlimWork(self.narrow_weight, self.full_weight, self.distill)
 
     @property
     def threshold(self) -> float:
@@ -131,22 +204,8 @@ class SlimFL(Method[Nested, None]):
         least = min(self.margins(messages)[:wanted])
         return math.exp(-self.threshold * self.noise / least) if least > 0 else 0.0
 
-    def aggregate(self, state: Nested, replies: Iterable[Reply], round: Round) -> Step[Nested]:
-        mean, structure = NestedMean(state), state.structure
-        counts, delivered = dict.fromkeys((net.label for net in self.nets(structure)), 0), 0
-        for reply in replies:
-            messages = (*reply.part.inner, reply.part)
-            decoded = self.decoded(round.rng("fading", reply.device).exponential(), len(messages))
-            for net in messages[:decoded]:
-                counts[net.label] += 1
-            if not decoded:
-                continue
-            net, corner = messages[decoded - 1], corners(structure, messages[decoded - 1])
-            weights = {name: tensor[corner[name]] for name, tensor in reply.tensors[MODEL].items()}
-            mean.add(net, weights, reply.tensors, reply.samples if self.weight == "samples" else 1)
-            delivered += self.local().upload_bytes(net, structure)
-        metrics = {f"decoded_{label}": float(count) for label, count in counts.items()}
-        return Step(mean.result(), {**metrics, "delivered_bytes": float(delivered)})
+    def fold(self, state: Nested, round: Round) -> Fold[Nested]:
+        return DecodedFold(self, state, round)
 
     def predictor(self, state: Nested) -> Predictor:
         """The net at the width to be tested."""

@@ -47,19 +47,19 @@ WHOLE = Whole()
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What a task takes beside training its part: passes over other data, nets of another kind, answers."""
+class Extra:
+    """What a local round takes in addition to training its part by plain SGD: more passes, memory, bytes."""
 
     step: float = 0.0  # operations in every step
     once: float = 0.0  # operations per batch of the device's data and round
-    memory_bytes: int = 0  # held all along
-    task_bytes: int = 0  # of the task, beside the model's tensors
-    answers: Mapping[str, Shapes] = field(
-        default_factory=dict
-    )  # of the reply, likewise: shapes by group and name
+    memory_bytes: int = 0  # held during the whole local round
+    task_bytes: int = 0  # tensors of the task other than the model's
+    answers: Mapping[str, Shapes] = field(default_factory=dict)  # groups of the reply other than the update
+    metrics: tuple[str, ...] = ()  # numbers in the reply other than the training loss
+    kept_bytes: int = 0  # what the device keeps between rounds
 
 
-NOTHING = Beside()
+NOTHING = Extra()
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class Part:
     label: str  # what a person reads in records and tables
     overhead_bytes: int = 0  # what it takes to tell the other side which part this is
     inner: tuple[Part, ...] = ()  # narrower parts inside this one that are trained with it, smallest first
-    reported: Mapping[str, Selection] = field(default_factory=dict)  # what is told of beside, e.g. g²
+    reported: Mapping[str, Selection] = field(default_factory=dict)  # entries the reply says more of, e.g. g²
     kept: Mapping[str, Selection] = field(
         default_factory=dict
     )  # the device's own, trained there: never travels
-    beside: Beside = NOTHING
+    extra: Extra = NOTHING
 
     def resident(self) -> Part:
         """As the device works with it: what it keeps it trains as if it had been sent."""

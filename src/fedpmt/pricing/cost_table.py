@@ -76,7 +76,7 @@ def cost_table(
     *,
     samples: int | None = None,
     cached: bool = True,
-    momentum: bool = False,
+    held: int = 0,
 ) -> CostTable:
     """The table of one of the paper's nets, with the paper's batch size and |I| where none is given."""
     net = find_net(task)
@@ -87,7 +87,7 @@ def cost_table(
         batch=net.batch if batch is None else batch,
         samples=DEFAULTS[task.rpartition("-")[2]].samples if samples is None else samples,
         cached=cached,
-        momentum=momentum,
+        held=held,
         example=np.zeros((2, *net.input_shape), dtype=np.float32),
         net=net,
     )
@@ -102,12 +102,12 @@ def model_table(
     samples: int,
     depths: int | None = None,
     cached: bool = True,
-    momentum: bool = False,
+    held: int = 0,
     task: str = "model",
 ) -> CostTable:
     """The table of any model, measured; one depth per layer where `depths` is not given."""
     price = Price(
-        model, mode="exact", batch=batch, samples=samples, cached=cached, momentum=momentum, example=example
+        model, mode="exact", batch=batch, samples=samples, cached=cached, held=held, example=example
     )
     return _table(task, price, len(model.structure.layers) if depths is None else depths)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from functools import cache
-from typing import TYPE_CHECKING
-
-from fedpmt.pricing.budget import largest
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+Item = TypeVar("Item")
 STEPS = 100  # the paper's rates have two decimals
 FLOOR = 10  # its smallest is 0.1
 
@@ -51,3 +50,12 @@ def largest_rate(fits: Callable[[float], bool], floor: float = 1 / STEPS) -> flo
 def rate_within(fits: Callable[[float], bool], rates: Sequence[float] | None = None) -> float:
     """The largest rate that fits, on the 0.01 grid or of the given rates; where none does, the smallest."""
     return largest_rate(fits) if rates is None else largest(sorted(rates), fits)
+
+
+def largest(parts: Sequence[Item], fits: Callable[[Item], bool]) -> Item:
+    """The last of the parts, smallest first, that fits; where none does, the smallest.
+
+    >>> largest([1, 2, 3], lambda part: part < 3), largest([1, 2, 3], lambda part: False)
+    (2, 1)
+    """
+    return next((part for part in reversed(parts) if fits(part)), parts[0])

@@ -1,29 +1,35 @@
-"""Which depth each device gets, and with it the budget that every other method must keep to."""
+"""Which depth each device gets, and with it the limit that every other method must keep to."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from fedpmt.devices.fleet import Device
-from fedpmt.pricing.budget import Budget, Pace, Usage, largest
-from fedpmt.resources import ROUNDING
-from fedpmt.training.local import LocalWork
+from fedpmt.parts.part import GLOBAL
+from fedpmt.pricing.matching import largest
+from fedpmt.pricing.meter import Meter, Plan, download_bytes, upload_bytes
+from fedpmt.resources import ROUNDING, Resources
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fedpmt.devices.fleet import Fleet
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Part
     from fedpmt.pricing.price import Price
     from fedpmt.pricing.times import Times
-    from fedpmt.resources import Allowance
+    from fedpmt.resources import Budget
 
 MOST_KINDS = 1000
 """Fleets of more kinds of devices are not looked at one by one."""
+
+MOST_PLANS = 10_000
+"""Plans that are remembered; in a fleet of drawn or measured speeds every device is a kind of its own."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,9 @@ class Planner:
     times: Times
     assign: Literal["level", "deadline"]
     deadline: float  # what depths are fitted to
-    allowance: Allowance | None = None  # what a device may spend; None: the operations of its depth
+    budget: Budget | None = None  # what a device may spend; None: the operations of its depth
+    structures: Mapping[str, Structure] = field(default_factory=dict)  # of all nets in play
+    _plans: dict[tuple[Device, int], Plan] = field(init=False, default_factory=dict)  # by kind of device
 
     def seconds(self, device: Device, part: Part, samples: int) -> float:
         """T_k of a device that trains this part."""
@@ -68,12 +76,8 @@ class Planner:
 
     def traffic(self, part: Part) -> tuple[int, int]:
         """Bytes down and up of a part."""
-        usage = self.usage(part)
-        return usage.bytes_down, usage.bytes_up
-
-    def usage(self, part: Part) -> Usage:
-        """What a part takes of a device that does nothing but train it."""
-        return LocalWork[None]().usage(part, self.price, self.structure)
+        down = download_bytes(part, self.structure) + part.overhead_bytes
+        return down, upload_bytes(part, self.structure)
 
     def depth(self, device: Device, samples: int) -> Part:
         """The mask of a device: its level's, or the largest that fits its deadline and memory."""
@@ -86,34 +90,44 @@ class Planner:
         in_time = self.seconds(device, part, samples) <= self.deadline * (1 + ROUNDING)
         return in_time and self.price(part).memory_bytes <= device.memory
 
-    def budget(self, device: Device, samples: int) -> Budget:
-        """What a device can afford: no more than FedPMT's depth costs there, or than the user allows."""
-        memory = math.inf if self.assign == "level" else device.memory
-        depth = self.depth(device, samples)
-        if self.allowance is None:
-            return Budget(self.price(depth).sustained, memory)
-        resource, amount = self.allowance.resource, self.allowance.at(device.level)
-        budget = Budget(memory_bytes=memory, pace=self.pace(device, samples))
-        if amount is None:
-            budget = replace(budget, depth=self.depths.index(depth) + 1)
-            return budget.limited(resource, budget.spent(resource, self.usage(depth)))
-        return budget.limited(resource, amount.limit(budget.spent(resource, self.usage(self.depths[-1]))))
+    def meter(self, device: Device, samples: int) -> Meter:
+        """What local rounds take on a device."""
+        steps = self.times.epochs * -(-samples // self.price.batch)
+        return Meter(self.times, self.structures, device, samples, steps)
 
-    def pace(self, device: Device, samples: int) -> Pace:
-        """What an operation and a byte take of a device's time."""
-        reference = self.price.full
-        seconds = self.times.training(device, reference, samples)
-        return Pace(seconds / reference.sustained, 1 / device.downlink, 1 / device.uplink)
+    def plan(self, device: Device, samples: int) -> Plan:
+        """What a device may spend: no more than FedPMT's depth costs there, or than the user allows.
 
-    def weakest(self, fleet: Fleet, samples: int) -> Budget:
-        """The budget that every device of a fleet can keep to: of the smallest share of what the whole model takes."""
-        if self.allowance is not None:
-            resource, whole = self.allowance.resource, self.usage(self.depths[-1])
-            budgets = [self.budget(device, samples) for device in _kinds(fleet)]
-            return min(budgets, key=lambda one: one.limit(resource) / one.spent(resource, whole))
-        depth = int(self.depths_of(fleet, samples).min())
-        memory = math.inf if self.assign == "level" or fleet.memories is None else float(fleet.memories.min())
-        return Budget(self.price(self.depths[depth - 1]).sustained, memory)
+        Found once for each kind of device: its speed, links, memory and number of samples.
+        """
+        kind = replace(device, id=0, name=""), samples
+        if kind not in self._plans:
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
+            self._plans[kind] = self._plan(device, samples)
+        return self._plans[kind]
+
+    def _plan(self, device: Device, samples: int) -> Plan:
+        meter, part = self.meter(device, samples), self.depth(device, samples)
+        limit = Resources.limit(memory=math.inf if self.assign == "level" else device.memory)
+        number = self.depths.index(part) + 1
+        if self.budget is None:
+            return Plan(meter, limit.but("operations", meter.usage(part).operations), number)
+        resource = self.budget.resource
+        if self.budget.planned:
+            return Plan(meter, limit.but(resource, meter.usage(part).of(resource)), number)
+        most = self.budget.most(device.level, meter.usage(self.depths[-1]))
+        return Plan(meter, limit.but(resource, most))
+
+    def weakest(self, fleet: Fleet, samples: int) -> Plan:
+        """What every device of a fleet can keep to: the smallest share of what the whole model takes."""
+        plans = [self.plan(device, samples) for device in _kinds(fleet)]
+        resource = "operations" if self.budget is None else self.budget.resource
+        weakest = min(
+            plans, key=lambda one: one.limit.of(resource) / one.meter.usage(self.depths[-1]).of(resource)
+        )
+        memory = min(one.limit.memory for one in plans)
+        return replace(weakest, limit=weakest.limit.but("memory", memory))
 
 
 def _kinds(fleet: Fleet) -> list[Device]:
@@ -139,7 +153,8 @@ def make_planner(
     assign: Literal["level", "deadline"],
     deadline: float | None,
     samples: int,
-    allowance: Allowance | None = None,
+    budget: Budget | None = None,
+    structures: Mapping[str, Structure] | None = None,
 ) -> Planner:
     """A planner for this fleet. Without a deadline, depths are fitted to the tightest that leaves nobody out."""
     if assign == "level" and len(fleet.level_speeds) != len(depths):
@@ -148,7 +163,9 @@ def make_planner(
             f"{len(fleet.level_speeds)} levels (set --depths or --levels, or use --assign deadline)"
         )
     limit = math.inf if deadline is None else deadline
-    planner = Planner(structure, depths, price, times, assign, limit, allowance)
+    planner = Planner(
+        structure, depths, price, times, assign, limit, budget, structures or {GLOBAL: structure}
+    )
     if deadline is None and assign == "deadline":
         return replace(planner, deadline=float(planner.seconds_of(fleet, depths[0], samples).max()))
     return planner

@@ -56,7 +56,7 @@ class Price:
         batch: int,
         samples: int,
         cached: bool,
-        momentum: bool,
+        held: int = 0,
         example: Arrays,
         net: Net | None = None,
         epochs: int = 1,
@@ -70,7 +70,7 @@ class Price:
         self.mode, self.net = mode, net
         self.batch, self.samples = batch, samples  # n^x, |D_k|
         self.cached = cached and model.composable
-        self.momentum, self.epochs = momentum, epochs  # E
+        self.held, self.epochs = held, epochs  # numbers that the optimizer holds of each parameter; E
         self._model = model.clone()
         self._tensors = self._model.initial()
         self._inputs = two_samples(example)
@@ -86,7 +86,7 @@ class Price:
                 batch=batch,
                 samples=samples,
                 cached=cached,
-                momentum=momentum,
+                held=held,
                 example=example,
                 epochs=epochs,
             )
@@ -120,8 +120,13 @@ class Price:
         if self.mode == "paper":
             # c_k · |D_k| · E
             return (cost.share * epochs + cost.once / self._full_operations) * samples / self.samples
-        work = cost.round_operations(samples=samples, epochs=epochs, batch=self.batch, cached=self.cached)
+        work = self.round_operations(cost, samples=samples, epochs=epochs)
         return work / (self.full.operations * self.samples / self.batch)
+
+    def round_operations(self, cost: Cost, *, samples: int, epochs: float) -> float:
+        """Return the operations of a local round; the paper pays for the frozen layers in every epoch."""
+        cached = self.cached and self.mode == "exact"
+        return cost.round_operations(samples=samples, epochs=epochs, batch=self.batch, cached=cached)
 
     def layers(self) -> tuple[LayerCost, ...]:
         """The full model layer by layer."""
@@ -204,7 +209,7 @@ class Price:
         cache = math.ceil(self.samples * measured.hidden_bytes) if self.cached else 0
         at_once = min(PREFIX_BATCH, self.samples) if self.cached else self.batch
         prefix_pass = math.ceil(at_once * measured.prefix_bytes)
-        return Memory(weights, gradients, activations, gradients if self.momentum else 0, cache, prefix_pass)
+        return Memory(weights, gradients, activations, gradients * self.held, cache, prefix_pass)
 
     def _formulas(self, part: Part) -> tuple[paper.Operations, ...]:
         net = self.net

@@ -29,6 +29,6 @@ class Times:
         )
 
     @staticmethod
-    def transfer(device: Device, bytes_down: int, bytes_up: int) -> float:
+    def transfer(device: Device, bytes_down: float, bytes_up: float) -> float:
         """Seconds on the link, down and up; none where the fleet has no links."""
         return bytes_down / device.downlink + bytes_up / device.uplink

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedpmt import kernels
 from fedpmt.devices.fleet import Fleet, make_fleet
-from fedpmt.kernels.chains import is_chain
 from fedpmt.parts.depth import suffixes
 from fedpmt.pricing.plan import Planner, make_planner
 from fedpmt.pricing.price import Price
@@ -22,7 +22,7 @@ from fedpmt.simulation.executors import Executor, Parallel, Plain
 from fedpmt.simulation.loop import Federation
 from fedpmt.simulation.placement import PlacedData, compute_device
 from fedpmt.simulation.problem import Problem, draws_at_random
-from fedpmt.simulation.schedule import local_settings
+from fedpmt.simulation.schedule import local_settings, make_optimizer
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def make_price(settings: Settings, problem: Problem) -> Price:
         batch=settings.batch,
         samples=settings.samples,
         cached=settings.prefix == "cache",
-        momentum=settings.momentum > 0,
+        held=(problem.optimizer or make_optimizer(settings)).held,
         example=problem.example(),
         net=problem.net,
         epochs=settings.epochs,
@@ -65,7 +65,8 @@ def plan(settings: Settings, problem: Problem, fleet: Fleet) -> Planner:
         assign=settings.assign,
         deadline=settings.deadline,
         samples=settings.samples,
-        allowance=settings.allowance,
+        budget=settings.limits,
+        structures={name: model.structure for name, model in problem.models.items()},
     )
 
 
@@ -79,7 +80,7 @@ def assembled(
     executor: Executor | None = None
     try:
         fleet = make_fleet(settings)
-        nets = method.prototypes(problem.model, problem.example(), Seeds(settings.seed))
+        nets = method.models(problem.model, problem.example(), Seeds(settings.seed))
         problem = replace(problem, prototypes=nets)
         check_fit(settings, problem, method)
         # Prices are measured where torch is sure to be, and do not depend on the device.
@@ -92,8 +93,8 @@ def assembled(
         )
         store = DeviceStore(folder / DEVICES, device)
         # A user's own forward pass may count on the usual layout; the fused loop is fastest with channels last.
-        fused = settings.executor == "auto" and is_chain(problem.model)
-        data = PlacedData(problem.data, device, images_last=fused)
+        last = settings.executor == "auto" and kernels.knows(problem.model, problem.example())
+        data = PlacedData(problem.data, device, images_last=last)
         executor = make_executor(settings, problem, device, data.public)
         yield Federation(settings, problem, data, method, fleet, planner, executor, store)
     finally:
@@ -104,17 +105,15 @@ def assembled(
 
 def check_fit(settings: Settings, problem: Problem, method: Method[Any, Any]) -> None:
     """Refuse targets that a method cannot do with."""
-    if method.needs_classes and problem.data.classes is None:
-        raise SettingError(
-            f"method = '{settings.method}' is refused: it needs targets that are classes 0, 1, ..."
-        )
+    if method.traits.needs_classes and problem.data.classes is None:
+        raise SettingError(f"method = '{settings.method}' needs targets that are classes 0, 1, ...")
 
 
 def make_executor(
     settings: Settings, problem: Problem, device: torch.device, public: Examples | None
 ) -> Executor:
     """Where local work runs; the numbers do not depend on it."""
-    local = local_settings(settings)
+    local = local_settings(settings, 0, problem.optimizer, problem.rate)
     stochastic = draws_at_random(problem.model, problem.example(device))
     workers = settings.workers or os.cpu_count() or 1
     one = Plain(

@@ -1,4 +1,4 @@
-"""Test accuracy of what a method predicts with, in all and by class."""
+"""The score of what a method predicts with on the test set: in all, by class and by level."""
 
 from __future__ import annotations
 
@@ -9,17 +9,32 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedpmt.kernels.fused import evaluated
+from fedpmt.seeds import Seeds
 from fedpmt.training.batches import chunks
+from fedpmt.training.loop import evaluate_model
+from fedpmt.types import DivergedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from fedpmt.data.base import FederatedData
+    from fedpmt.devices.fleet import Fleet
     from fedpmt.methods.base import Predictor
     from fedpmt.models.structure import Structure
     from fedpmt.simulation.executors import Executor
+    from fedpmt.simulation.loop import Federation, Progress
     from fedpmt.training.local import LocalWork, Site
     from fedpmt.types import Examples
+
+
+PERSONAL_DEVICES = 100
+"""Personal models are evaluated on at most this many of the devices that took part."""
+
+STATISTICS_DEVICES = 100
+"""BatchNorm statistics that are found anew are of at most this many devices' data."""
+
+LEVEL_DEVICES = 50
+"""A level's mix of classes is taken from at most this many of its devices."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +46,80 @@ class Evaluation:
     by_class: dict[str, float] | None
 
 
+def evaluate(federation: Federation, progress: Progress) -> dict[str, Any]:
+    """Score and loss on the test set, as fields of a round's record."""
+    predictor = federation.predictor(progress)
+    for name, tensor in predictor.tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise DivergedError(
+                f"training diverged: '{name}' is not finite after round {progress.rounds}; a smaller --lr may help"
+            )
+    if predictor.kind == "global":
+        classes = federation.problem.data.classes
+        found = evaluate_global(federation.executor, predictor, federation.data.test, classes)
+    else:
+        accepted = progress.accepted or {}
+        members = sorted(accepted)[:PERSONAL_DEVICES]
+        # A model that is half the server's knows all classes; a device's own answers for what the device has.
+        of_its_classes = predictor.kind == "personal"
+        owners = (
+            (
+                federation.store.read(device, accepted[device]),
+                own_test(federation, device, of_its_classes),
+            )
+            for device in members
+        )
+        found = evaluate_personal(federation.executor, federation.method.local, predictor, owners)
+    finite_loss = found.loss if found.loss is not None and np.isfinite(found.loss) else None
+    return {
+        "accuracy": found.accuracy,
+        "loss": finite_loss,
+        "accuracy_by_class": found.by_class,
+        "accuracy_by_level": by_level(federation, found.by_class),
+        "evaluates": predictor.kind,
+    }
+
+
+def own_test(federation: Federation, device: int, of_its_classes: bool) -> Examples:
+    """What a device's own model is tested on, the same in every round."""
+    test, limit = federation.data.test, federation.settings.personal_test
+    counts = federation.problem.data.label_counts(device) if of_its_classes else None
+    held = np.arange(len(test)) if counts is None else np.flatnonzero(counts[test.targets.cpu().numpy()] > 0)
+    if limit is not None and limit < len(held):
+        drawn = Seeds(federation.settings.seed)("personal test", device)
+        held = np.sort(drawn.choice(held, limit, replace=False))
+    return test if len(held) == len(test) else test.take(held)
+
+
+def by_level(federation: Federation, by_class: dict[str, float] | None) -> dict[str, float] | None:
+    """The score with classes weighted as the devices of each level hold them."""
+    if by_class is None or not federation.held_by_level:
+        return None
+    labels = [int(label) for label in by_class]
+    scores = np.array(list(by_class.values()))
+    # Classes that the test set does not have say nothing of a level.
+    held = {level: counts[labels] for level, counts in federation.held_by_level.items()}
+    return {level: float(counts @ scores / counts.sum()) for level, counts in held.items() if counts.any()}
+
+
+def classes_by_level(data: FederatedData, fleet: Fleet) -> dict[str, np.ndarray]:
+    """How many samples of each class the devices of a level hold, from the first few of them."""
+    mixes = {}
+    for level, members in enumerate(fleet.members, start=1):
+        counts = [data.label_counts(int(device)) for device in members[:LEVEL_DEVICES]]
+        known = [count for count in counts if count is not None]
+        if known:
+            mixes[str(level)] = np.sum(known, axis=0)
+    return mixes
+
+
+def find_statistics(federation: Federation, predictor: Predictor) -> Predictor:
+    """The predictor with BatchNorm statistics of devices' data."""
+    count = min(len(federation.fleet), STATISTICS_DEVICES)
+    shards = (federation.data.shard(device) for device in range(count))
+    return with_statistics(federation.executor, predictor, federation.problem.model.structure, shards)
+
+
 def evaluate_global(
     executor: Executor, predictor: Predictor, test: Examples, classes: int | None
 ) -> Evaluation:
@@ -39,7 +128,7 @@ def evaluate_global(
     def scores(site: Site, span: slice) -> tuple[np.ndarray, float]:
         batch = test.take(span)
         with torch.inference_mode():
-            outputs = evaluated(site.models[predictor.model], predictor.tensors, batch.inputs)
+            outputs = evaluate_model(site.models[predictor.model], predictor.tensors, batch.inputs)
             loss = float(site.objective.loss(outputs, batch.targets)) * len(batch)
             return site.objective.score(outputs, batch.targets).cpu().numpy(), loss
 

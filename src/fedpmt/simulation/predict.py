@@ -6,9 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpmt.methods.base import Round
-from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.bookkeeping import record_round
 from fedpmt.simulation.room import check_room
 
 if TYPE_CHECKING:
@@ -26,13 +25,13 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
     ):
         check_room(federation, folder)
         progress = federation.start()
-        round_ = Round(0, federation.planner.price, Seeds(settings.seed, 0))
-        asked, verdict = federation.settle(progress, round_)
-        record = federation.record(progress, asked, verdict.outcomes, verdict.round_seconds)
+        round_, assignments = federation.open(progress)
+        verdict = federation.settle(assignments, round_)
+        record = record_round(federation, progress, assignments, verdict)
         server = _server(federation, record.operations)
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     for one, shown in sorted(
-        zip(asked, record.devices, strict=True), key=lambda pair: (pair[1].level, pair[1].part)
+        zip(assignments, record.devices, strict=True), key=lambda pair: (pair[1].level, pair[1].part)
     ):
         row = rows.setdefault(
             (shown.level, shown.part),
@@ -45,7 +44,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
                 "outcome": shown.outcome,
                 "upload_bytes": one.bytes_up,
                 "download_bytes": one.bytes_down,
-                "memory_bytes": one.cost.memory_bytes,
+                "memory_bytes": shown.memory_bytes,
                 "operations": shown.operations,
                 "used": shown.used,
                 "budget": shown.budget,
@@ -62,7 +61,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
         "bytes_down": record.bytes_down * settings.rounds,
         "operations": record.operations * settings.rounds,
         **server,
-        "budget_action": settings.allowance and method.action(settings.allowance.resource),
+        "budget_action": settings.limits and method.traits.action(settings.limits.resource),
     }
 
 
@@ -71,7 +70,7 @@ def _server(federation: Federation, operations: float) -> dict[str, float | None
 
     None where there is no limit.
     """
-    if not federation.method.server_work:
+    if not federation.method.traits.server_work:
         return {}
     cap = federation.settings.server_cap
     most = None if cap is None else cap * operations

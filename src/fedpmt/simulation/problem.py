@@ -17,11 +17,12 @@ from fedpmt.training.objective import CLASSIFICATION, Objective
 from fedpmt.types import Arrays, SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fedpmt.data.federated import FederatedData
     from fedpmt.models.layered import LayeredModel
     from fedpmt.settings import Settings
+    from fedpmt.training.optimizers import Optimizer
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ class Problem:
     data: FederatedData
     objective: Objective = CLASSIFICATION
     net: Net | None = None  # where the model is one of the paper's
-    prototypes: Mapping[str, LayeredModel] = field(default_factory=dict)  # nets that a method has beside it
+    prototypes: Mapping[str, LayeredModel] = field(default_factory=dict)  # a method's own nets
+    optimizer: Optimizer | None = None  # a user's own, in place of the settings'
+    rate: Callable[[int], float] | None = None  # round -> η, likewise
 
     @property
     def models(self) -> dict[str, LayeredModel]:

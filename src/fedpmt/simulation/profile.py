@@ -18,7 +18,8 @@ from fedpmt.parts.depth import mask, suffixes
 from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.schedule import local_settings
-from fedpmt.training.local import LocalWork, Site, train
+from fedpmt.training.local import Job, LocalWork, Site
+from fedpmt.training.loop import train
 from fedpmt.training.messages import Task
 from fedpmt.types import MODEL, Examples
 
@@ -39,8 +40,8 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
     parts = suffixes(problem.model.structure, settings.depths or problem.depths)
 
     def once(part: Part) -> None:
-        task = Task((part,), {MODEL: weights})
-        train(LocalWork(), site, task, part, None, data, Seeds(0, 0), device=0, round_index=0)
+        job: Job[None] = Job(site, Task((part,), {MODEL: weights}), part, None, data, Seeds(0, 0))
+        train(LocalWork(), job)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

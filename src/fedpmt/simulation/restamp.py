@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpmt.data.base import FederatedData
-from fedpmt.methods.base import Round
 from fedpmt.records import RunRecord
-from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.bookkeeping import fit_speeds, record_round
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
@@ -39,16 +38,16 @@ def restamped(
     ):
         progress = federation.start()
         for old in run.rounds:
-            round_ = Round(progress.rounds, federation.planner.price, Seeds(settings.seed, progress.rounds))
-            asked, verdict = federation.settle(progress, round_)
+            round_, assignments = federation.open(progress)
+            verdict = federation.settle(assignments, round_)
             round_seconds = verdict.round_seconds + federation.server_seconds(old.server_operations)
             progress = replace(
                 progress,
-                speeds=federation.fitted_speeds(progress, asked, verdict.outcomes),
+                speeds=fit_speeds(federation, progress, assignments, verdict),
                 rounds=progress.rounds + 1,
                 virtual_seconds=progress.virtual_seconds + round_seconds,
             )
-            new = federation.record(progress, asked, verdict.outcomes, verdict.round_seconds)
+            new = record_round(federation, progress, assignments, verdict)
             if _counting(new.devices) != _counting(old.devices):
                 return None
             same = ("accuracy", "loss", "metrics", "evaluates", "server_operations")
@@ -62,7 +61,7 @@ def restamped(
             "bytes_down": sum(one.bytes_down for one in stamped),
             "operations": sum(one.operations for one in stamped),
             "budget": settings.budget,
-            "budget_action": settings.allowance and method.action(settings.allowance.resource),
+            "budget_action": settings.limits and method.traits.action(settings.limits.resource),
         }
     )
     return RunRecord(

@@ -292,7 +292,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         data=settings.data,
         partition=settings.partition,
         budget=settings.budget,
-        budget_action=settings.allowance and federation.method.action(settings.allowance.resource),
+        budget_action=settings.limits and federation.method.traits.action(settings.limits.resource),
         public_samples=_count(federation.data.public),
         validation_samples=_count(federation.data.validation),
     )

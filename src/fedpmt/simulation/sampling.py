@@ -1,4 +1,4 @@
-"""Who is asked in a round: one function (fleet, round, generator) -> cohort."""
+"""Who is asked in a round: one function (fleet, round, generator) -> device numbers, and the devices they name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from fedpmt.devices.fleet import Fleet
+    from fedpmt.devices.fleet import Device, Fleet
+    from fedpmt.methods.base import Round
+    from fedpmt.settings import Settings
 
 Sampler: TypeAlias = "Callable[[Fleet, int, np.random.Generator], np.ndarray]"
 
@@ -57,6 +59,22 @@ def fastest(count: int) -> Sampler:
 
 
 SAMPLERS = {"stratified": stratified, "uniform": uniform, "fastest": fastest}
+
+
+def cohort(
+    settings: Settings, fleet: Fleet, round_: Round, chosen: Sequence[int] | None = None
+) -> list[Device]:
+    """Who is asked, in device order, each on its level of this round; `chosen` where the method decides."""
+    if chosen is not None:
+        return [fleet.device(int(device)) for device in sorted(chosen)]
+    wanted = min(len(fleet), int(np.ceil(settings.cohort * settings.over_select)))
+    rng = round_.rng("cohort")
+    if settings.level_draw == "fixed":
+        ids = SAMPLERS[settings.sampling](wanted)(fleet, round_.index, rng)
+        return [fleet.device(int(device)) for device in ids]
+    ids = SAMPLERS["uniform"](wanted)(fleet, round_.index, rng)
+    levels = rng.permutation(np.arange(len(ids)) % len(fleet.level_speeds)) + 1
+    return [fleet.at_level(int(device), int(level)) for device, level in zip(ids, levels, strict=True)]
 
 
 def _available(fleet: Fleet, members: np.ndarray | None, count: int, rng: np.random.Generator) -> np.ndarray:

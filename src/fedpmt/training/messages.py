@@ -1,9 +1,13 @@
-"""What the server and a device say to each other, and what each knows of the other. Loads no torch."""
+"""What the server and a device tell each other. Loads no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from fedpmt.pricing.meter import UPDATE
+
+__all__ = ["UPDATE", "Client", "Reply", "Task"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -11,31 +15,37 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedpmt.parts.part import Part
-    from fedpmt.pricing.budget import Budget
-    from fedpmt.types import Payload, Scalar
+    from fedpmt.pricing.meter import Plan
+    from fedpmt.resources import Resources
+    from fedpmt.types import Payload, Scalar, Tensors
 
 
 @dataclass(frozen=True)
 class Client:
-    """What the server knows of a device it asks."""
+    """What a method may know of a device. Level, speed and plan are None where only the device knows them."""
 
-    id: int  # k
-    level: int | None  # None with Option II: the server knows no levels
+    id: int
+    level: int | None  # 1 is the slowest
     speed: float | None  # κ_k
-    budget: Budget | None
     samples: int  # |D_k|
     steps: int  # τ of a whole local round: E ⌈|D_k| / n^x⌉
     label_counts: np.ndarray | None = None
+    plan: Plan | None = None
 
+    @property
+    def limit(self) -> Resources | None:
+        """What the device may spend on a local round."""
+        return None if self.plan is None else self.plan.limit
 
-@dataclass(frozen=True)
-class Capacity:
-    """What a device knows of itself when it chooses its part (Option II)."""
+    def usage(self, part: Part, steps: int | None = None) -> Resources:
+        """What a local round of this part takes of the device, all `steps` or fewer."""
+        if self.plan is None:
+            raise ValueError("the server cannot know what a round takes of this device")
+        return self.plan.meter.usage(part, steps)
 
-    id: int
-    speed: float
-    budget: Budget
-    samples: int
+    def fits(self, part: Part) -> bool:
+        """Whether the device can afford a part, with all that this method makes of it."""
+        return self.plan is None or self.plan.fits(part)
 
 
 @dataclass(frozen=True)
@@ -52,13 +62,18 @@ class Task:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a device sends back; `seconds` is stamped by the clock."""
+    """What a device sends back: differences to what it was sent, never weights. The clock stamps `seconds`."""
 
     device: int
     round: int
     part: Part
     samples: int
-    tensors: Payload
+    tensors: Payload  # the group UPDATE holds w_k - w of the trained entries; a method adds its own groups
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def update(self) -> Tensors:
+        """w_k - w of every trained entry."""
+        return self.tensors[UPDATE]

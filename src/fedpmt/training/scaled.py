@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from fedpmt.parts.part import Indices, local_shape
-from fedpmt.training.local import LocalWork, Rng, Run, Site, clipped
+from fedpmt.training.local import LocalWork
+from fedpmt.training.optimizers import clip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
+    from fedpmt.kernels import StepRule
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Part
+    from fedpmt.training.local import Job, Run
     from fedpmt.training.messages import Task
     from fedpmt.types import Examples
 
@@ -44,14 +46,6 @@ class ScaledWork(LocalWork[None]):
     masked: bool = False
     clip: float | None = None  # the largest norm of a step's gradient
     frozen_norms: bool = False  # BatchNorm in evaluation mode
-
-    @property
-    def moves_norms(self) -> bool:
-        return not self.frozen_norms
-
-    @property
-    def fast(self) -> bool:
-        return self.clip is None
 
     def factors(self, task: Task, part: Part, structure: Structure) -> Mapping[str, float]:
         if self.scale is None:
@@ -93,29 +87,35 @@ class ScaledWork(LocalWork[None]):
                 )
         return None
 
-    def start(self, site: Site, task: Task, part: Part, own: None, data: Examples, rng: Rng) -> Run:
-        run = super().start(site, task, part, own, data, rng)
-        structure = site.models[part.model].structure
-        factors, forward = self.factors(task, part, structure), run.forward
-        absent = self.absent(part, structure)
+    def start(self, job: Job[None]) -> Run[None]:
+        import torch
+
+        run = super().start(job)
+        structure = job.model.structure
+        factors, forward = self.factors(job.task, job.part, structure), run.forward
+        absent = self.absent(job.part, structure)
         if absent is not None:
-            run.memo[ABSENT] = torch.from_numpy(absent).to(data.targets.device)
-        if not factors:
-            return run
-        return replace(
-            run,
-            forward=lambda tensors, inputs: forward(
+            run.memo[ABSENT] = torch.from_numpy(absent).to(job.data.targets.device)
+        if factors:
+            run.forward = lambda tensors, inputs: forward(
                 {name: one * factors[name] if name in factors else one for name, one in tensors.items()},
                 inputs,
-            ),
-        )
+            )
+        return run
 
-    def loss(self, run: Run, batch: Examples, rng: Rng) -> Tensor:
+    def loss(self, run: Run[None], batch: Examples) -> Tensor:
         outputs = run.forward(run.tensors, batch.inputs)
         if ABSENT in run.memo:
             # Zero, not minus infinity: an absent class keeps a share of the softmax, but gets no gradient.
             outputs = outputs.masked_fill(run.memo[ABSENT], 0)
         return run.site.objective.loss(outputs, batch.targets)
 
-    def correct(self, run: Run, gradients: dict[str, Tensor], step: int) -> dict[str, Tensor]:
-        return clipped(gradients, self.clip)
+    def correct(self, run: Run[None], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        return clip(gradients, self.clip)
+
+    def compiled(self, job: Job[None]) -> StepRule | None:
+        if self.clip is not None or self.frozen_norms:
+            return None
+        structure = job.model.structure
+        factors = self.factors(job.task, job.part, structure)
+        return job.rule(factors=factors, absent=self.absent(job.part, structure))

@@ -1,0 +1,105 @@
+"""Prices a local round on one device: the only place where a Part, with all a method makes of it, becomes Resources."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fedpmt.parts.part import NOTHING, travelling_shapes
+from fedpmt.pricing.cost import FLOAT_BYTES
+from fedpmt.resources import Resources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fedpmt.devices.fleet import Device
+    from fedpmt.models.structure import Structure
+    from fedpmt.parts.part import Extra, Part, Shapes
+    from fedpmt.pricing.cost import Cost
+    from fedpmt.pricing.times import Times
+
+UPDATE = "update"
+"""The group of a reply's tensors that holds what training changed: w_k - w of every trained entry."""
+
+
+def reply_shapes(part: Part, structure: Structure) -> dict[str, Shapes]:
+    """The tensors of a reply by group and name: it is priced by them, and checked against them."""
+    return {UPDATE: travelling_shapes(part.trained, structure.shapes), **part.extra.answers}
+
+
+def upload_bytes(part: Part, structure: Structure) -> int:
+    """The bytes of a reply's tensors."""
+    groups = reply_shapes(part, structure).values()
+    return FLOAT_BYTES * sum(math.prod(shape) for shapes in groups for shape in shapes.values())
+
+
+def download_bytes(part: Part, structure: Structure) -> int:
+    """The bytes of a task's tensors; must be what the method really sends."""
+    shapes = travelling_shapes(part.sent, structure.shapes)
+    return FLOAT_BYTES * sum(math.prod(shape) for shape in shapes.values()) + part.extra.task_bytes
+
+
+@dataclass(frozen=True)
+class Meter:
+    """What local rounds take on one device."""
+
+    times: Times
+    structures: Mapping[str, Structure]  # of all nets in play, by the name that parts call them
+    device: Device
+    samples: int  # |D_k|
+    steps: int  # τ of a whole local round
+    extra: Callable[[Part], Extra] | None = (
+        None  # what the method's local work adds; None: what the part says
+    )
+
+    def complete(self, part: Part) -> Part:
+        """The part with all that the method's local work adds to its price."""
+        if self.extra is None:
+            return part
+        extra = self.extra(part)
+        return part if extra is part.extra else replace(part, extra=extra)
+
+    def cost(self, part: Part) -> Cost:
+        """The price of one batch, with what the method adds to it."""
+        cost, extra = self.times.price(part), part.extra
+        if extra is NOTHING:
+            return cost
+        return cost.plus(step=extra.step, once=extra.once, memory_bytes=extra.memory_bytes)
+
+    def usage(self, part: Part, steps: int | None = None) -> Resources:
+        """What a local round of this part takes; `steps` where the device is asked for another number of them."""
+        part = self.complete(part)
+        cost, structure = self.cost(part), self.structures[part.model]
+        share = 1.0 if steps is None else steps / self.steps
+        price, times = self.times.price, self.times
+        operations = price.round_operations(cost, samples=self.samples, epochs=times.epochs) * share
+        down, up = download_bytes(part, structure) + part.overhead_bytes, upload_bytes(part, structure)
+        return Resources(
+            operations,
+            times.training(self.device, cost, self.samples, share) + times.transfer(self.device, down, up),
+            down + up,
+            up,
+            cost.memory_bytes,
+        )
+
+    def resources(self, operations: float, download: float, upload: float) -> Resources:
+        """The same for amounts that no part has, such as products with pruned weights that are not computed."""
+        full = self.times.price.full
+        whole = self.times.price.round_operations(full, samples=self.samples, epochs=self.times.epochs)
+        training = self.times.training(self.device, full, self.samples, operations / whole)
+        transfer = self.times.transfer(self.device, download, upload)
+        return Resources(operations, training + transfer, download + upload, upload)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the planner grants one device."""
+
+    meter: Meter
+    limit: Resources  # for a local round
+    depth: int | None = None  # FedPMT's, 1 the smallest; None where a budget in amounts decides
+
+    def fits(self, part: Part) -> bool:
+        """Whether a local round of this part is within the limit."""
+        return self.meter.usage(part) <= self.limit

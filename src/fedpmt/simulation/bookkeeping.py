@@ -1,0 +1,129 @@
+"""What is written down of a round: what it cost, who was in it, which layers were covered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpmt.parts.depth import mask
+from fedpmt.parts.part import GLOBAL
+from fedpmt.pricing.adaptive import LATE, believed, fitted
+from fedpmt.records import DeviceRecord, RoundRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fedpmt.records import Outcome
+    from fedpmt.simulation.assignment import Assignment
+    from fedpmt.simulation.clock import Verdict
+    from fedpmt.simulation.loop import Federation, Progress
+
+
+def record_round(
+    federation: Federation, progress: Progress, assignments: Sequence[Assignment], verdict: Verdict
+) -> RoundRecord:
+    """What the round that led to this progress cost, and who was in it."""
+    structure = federation.problem.model.structure
+    coverage = dict.fromkeys((layer.name for layer in structure.layers), 0)
+    devices, operations, wasted = [], 0.0, 0.0
+    for one, outcome in zip(assignments, verdict.outcomes, strict=True):
+        if outcome == "arrived":
+            operations += one.usage.operations
+            if one.part.model == GLOBAL:
+                for layer, trained in zip(coverage, mask(structure, one.part), strict=True):
+                    coverage[layer] += trained
+        elif one.seconds:
+            wasted += one.usage.operations * min(1.0, verdict.round_seconds / one.seconds)
+        devices.append(record_device(federation, one, outcome))
+    return RoundRecord(
+        round=progress.rounds,
+        virtual_seconds=progress.virtual_seconds,
+        round_seconds=verdict.round_seconds,
+        bytes_up=sum(device.bytes_up for device in devices),
+        bytes_down=sum(device.bytes_down for device in devices),
+        overhead_bytes=sum(one.part.overhead_bytes for one in assignments),
+        operations=operations,
+        wasted_operations=wasted,
+        learning_rate=federation.local(progress.rounds - 1).learning_rate,
+        layers=coverage,
+        devices=tuple(devices),
+    )
+
+
+def record_device(federation: Federation, one: Assignment, outcome: Outcome) -> DeviceRecord:
+    """One device's line: what it did, and where there is a budget, what it spent of what it had."""
+    limits = federation.settings.limits
+    spent = {}
+    if limits is not None:
+        used = one.seconds if limits.resource == "time" else one.usage.of(limits.resource)
+        spent = {"used": used, "budget": one.plan.limit.of(limits.resource)}
+    return DeviceRecord(
+        device=one.device.id,
+        level=one.device.level,
+        speed=one.device.speed,
+        part=one.part.label,
+        samples=one.samples,
+        seconds=one.seconds,
+        transfer_seconds=one.transfer,
+        outcome=outcome,
+        bytes_up=one.bytes_up if outcome == "arrived" else 0,
+        bytes_down=one.bytes_down,
+        operations=one.usage.operations,
+        memory_bytes=int(one.usage.memory),
+        reason=one.reason,
+        **spent,
+    )
+
+
+def fit_speeds(
+    federation: Federation, progress: Progress, assignments: Sequence[Assignment], verdict: Verdict
+) -> dict[int, float] | None:
+    """Speeds after this round, from the seconds that devices took; late ones were at least that slow."""
+    settings = federation.settings
+    if settings.speeds == "stated":
+        return None
+    speeds = dict(progress.speeds or {})
+    for one, outcome in zip(assignments, verdict.outcomes, strict=True):
+        if outcome in ("failed", "refused"):
+            continue
+        # What the same steps would take at speed 1.
+        work = (one.usage.seconds - _transfer(one)) * one.device.speed
+        late = LATE * (settings.deadline or one.seconds)
+        seconds = late if outcome == "late" else one.seconds - one.transfer
+        if work > 0 and seconds > 0:
+            seconds = believed(seconds, late if settings.deadline else None)
+            before = speeds.get(one.device.id, float(federation.fleet.speeds[one.device.id]))
+            speeds[one.device.id] = fitted(before, work / seconds, settings.speed_weight)
+    return speeds
+
+
+def _transfer(one: Assignment) -> float:
+    times = one.plan.meter.times
+    return times.transfer(one.device, one.usage.download, one.usage.upload)
+
+
+def mean_metric(name: str, values: Sequence[float]) -> dict[str, float]:
+    """A metric of the round; none where there is nothing to take the mean of, or it is not finite."""
+    return finite({name: float(np.mean(values)) if values else np.nan})
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Those that are numbers which JSON can hold."""
+    return {name: value for name, value in metrics.items() if np.isfinite(value)}
+
+
+def accept(
+    progress: Progress, keeps_state: bool, assignments: Sequence[Assignment], verdict: Verdict
+) -> dict[int, int] | None:
+    """The last round whose reply counted, by device; None where devices keep nothing."""
+    if progress.accepted is None and not keeps_state:
+        return None
+    arrived = {one.device.id: progress.rounds for one in arrivals(assignments, verdict)}
+    return {**(progress.accepted or {}), **arrived}
+
+
+def arrivals(assignments: Sequence[Assignment], verdict: Verdict) -> list[Assignment]:
+    """Those whose replies count, in device order."""
+    pairs = zip(assignments, verdict.outcomes, strict=True)
+    return [one for one, outcome in pairs if outcome == "arrived"]

@@ -1,0 +1,216 @@
+"""The one local loop, for devices and for a server that trains, and the one maker of replies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedpmt import kernels
+from fedpmt.models.layered import PREFIX_BATCH
+from fedpmt.parts.depth import frozen_prefix, mask
+from fedpmt.parts.part import place, take, within
+from fedpmt.training.local import Job, LocalSettings, LocalWork, Run
+from fedpmt.training.messages import UPDATE, Reply
+from fedpmt.training.optimizers import clip
+from fedpmt.training.privacy import NOISE
+from fedpmt.types import MODEL, Examples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from fedpmt.models.layered import LayeredModel
+    from fedpmt.models.structure import Structure
+    from fedpmt.parts.part import Part
+    from fedpmt.training.local import Site
+    from fedpmt.training.messages import Task
+    from fedpmt.types import Arrays, Tensors
+
+LOSS = "train_loss"
+
+
+def forward_pass(site: Site, model: LayeredModel, first: int = 0) -> Callable[[Tensors, Arrays], Tensor]:
+    """The forward pass from layer `first` on: compiled code's where it may be used and knows the model."""
+    if site.fast:
+        return kernels.differentiable(model, first)
+    return partial(model.suffix, first) if first else model.forward
+
+
+def evaluate_model(model: LayeredModel, tensors: Tensors, inputs: Arrays) -> Tensor:
+    """The outputs of any model, in evaluation mode; compiled code's where it knows the model."""
+    model.set_training([False] * len(model.structure.layers))
+    outputs = kernels.forward(model, tensors, inputs)
+    return model.forward(tensors, inputs) if outputs is None else outputs
+
+
+def local_tensors(task: Task, part: Part, structure: Structure) -> dict[str, Tensor]:
+    """The received weights as the device works with them."""
+    received = task.tensors[MODEL]
+    return {
+        name: place(received[name], selection, structure.shapes[name])
+        for name, selection in part.sent.items()
+    }
+
+
+def begin(
+    job: Job[Any],
+    *,
+    part: Part | None = None,
+    tensors: Tensors | None = None,
+    frozen_norms: bool = False,
+    first: int = 0,
+) -> Run[Any]:
+    """Set up a run on what the device was sent; or on another part and tensors, where it keeps some of its own.
+
+    With `first`, the data are not samples but what enters layer `first`.
+    """
+    part, model = part or job.part, job.model
+    structure = model.structure
+    local = local_tensors(job.task, part, structure) if tensors is None else tensors
+    model.set_training([bool(on) for on in mask(structure, part)], norms=not frozen_norms)
+    # In the order of the forward pass, so that gradients are always taken in one order.
+    params = {
+        name: local[name].clone().requires_grad_() for name in structure.parameters if name in part.trained
+    }
+    # The forward pass writes to the buffers of layers in training mode, whether they are sent back or not.
+    buffers = set(structure.buffers)
+    fixed = {
+        name: tensor.clone() if name in buffers else tensor
+        for name, tensor in local.items()
+        if name not in params
+    }
+    if first:
+        return Run(job, part, params, fixed, job.data, job.site.forward(model, first))
+    data, forward = split_forward(job.site, model, part, fixed, job.data)
+    return Run(job, part, params, fixed, data, forward)
+
+
+def split_forward(
+    site: Site, model: LayeredModel, part: Part, fixed: Tensors, data: Examples
+) -> tuple[Examples, Callable[[Tensors, Arrays], Tensor]]:
+    """Cut the forward pass before the first trained layer: no graph exists for what is frozen.
+
+    With `cache` the frozen prefix sees each sample once per round, in large batches; its activations
+    cannot change while its weights do not.
+    """
+    frozen = frozen_prefix(model.structure, part)
+    if frozen == 0 or not model.composable:
+        # Frozen tensors require no gradient, so autograd builds no graph before the first trained layer.
+        return data, site.forward(model)
+    suffix = site.forward(model, frozen)
+    if site.settings.prefix == "recompute":
+        return data, lambda tensors, inputs: suffix(tensors, model.prefix(frozen, tensors, inputs))
+    hidden = [
+        model.prefix(frozen, fixed, data.take(slice(start, start + PREFIX_BATCH)).inputs)
+        for start in range(0, len(data), PREFIX_BATCH)
+    ]
+    return Examples(torch.cat(hidden), data.targets, data.ids), suffix
+
+
+def train(work: LocalWork[Any], job: Job[Any]) -> tuple[Reply, Any]:
+    """A device's local round: its reply, and what it keeps."""
+    run, loss = compiled_round(work, job) or local_round(work, job)
+    return conclude(work, run, loss)
+
+
+def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float] | None:
+    """The whole local round in one compiled call; None where it must be done step by step."""
+    rule = work.compiled(job) if job.site.fast else None
+    if rule is None:
+        return None
+    settings, structure = job.site.settings, job.model.structure
+    received = local_tensors(job.task, job.part, structure)
+    order = job.rng("order")
+    orders = np.stack([order.permutation(len(job.data)) for _ in range(settings.epochs)])
+    found = kernels.train(
+        job.model,
+        job.part,
+        received,
+        job.data,
+        orders,
+        batch=settings.batch,
+        limit=job.task.steps,
+        cached=settings.prefix == "cache",
+        rule=rule,
+        loss=job.site.objective.loss,
+    )
+    if found is None:
+        return None
+    trained, loss = found
+    fixed = {name: tensor for name, tensor in received.items() if name not in trained}
+    run: Run[Any] = Run(job, job.part, trained, fixed, job.data, _no_forward)
+    run.steps = settings.steps(len(job.data), job.task.steps)
+    return run, loss
+
+
+def _no_forward(tensors: Tensors, inputs: Arrays) -> Tensor:
+    raise RuntimeError("compiled code has trained this run: it has no forward pass")
+
+
+def local_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float]:
+    """E epochs of mini-batch steps on the trained tensors (equation 6 of the paper), and the mean loss."""
+    run, settings = work.start(job), job.site.settings
+    run.stepper = stepper = (run.optimizer or settings.optimizer).start(run.moments)
+    limit = settings.steps(len(job.data), job.task.steps) if run.params else 0
+    order = job.rng("order")
+    total = 0.0
+    for _ in range(settings.epochs):
+        positions = order.permutation(len(job.data))
+        for start in range(0, len(job.data), settings.batch):
+            if run.steps >= limit:
+                break
+            batch = run.data.take(positions[start : start + settings.batch])
+            loss = work.loss(run, batch)
+            found = torch.autograd.grad(loss, list(run.params.values()))
+            gradients = work.correct(run, dict(zip(run.params, found, strict=True)))
+            rate = settings.learning_rate if run.rate is None else run.rate(run.steps)
+            stepper.step(run.params, clip(gradients, settings.clip_norm), rate, run.corner)
+            run.steps += 1
+            total += float(loss.detach())
+            # Else the next step's gradients would be made while these are still held.
+            del found, gradients, loss
+    return run, total / max(1, run.steps)
+
+
+def conclude(work: LocalWork[Any], run: Run[Any], loss: float) -> tuple[Reply, Any]:
+    """Make the reply: what training changed of the entries that are sent back, and what the work adds to it."""
+    job, privacy = run.job, run.site.settings.privacy
+    outcome, own = work.reply(run)
+    update = changes(job, run.tensors)
+    metrics = {LOSS: loss, **outcome.metrics}
+    if privacy is not None:
+        update, metrics = privacy.protect(update, job.rng(NOISE)), {}
+    tensors = {UPDATE: update, **outcome.tensors}
+    part, samples = job.part, len(job.data)
+    return Reply(job.device, job.round, part, samples, tensors, outcome.scalars, metrics), own
+
+
+def changes(job: Job[Any], tensors: Tensors) -> dict[str, Tensor]:
+    """w_k - w of every trained entry, in the form in which it travels."""
+    part = job.part
+    received = local_tensors(job.task, part, job.model.structure)
+    found = {}
+    for name, selection in part.trained.items():
+        where = within(selection, part.sent[name])
+        found[name] = take(tensors[name].detach(), where) - take(received[name], where)
+    return found
+
+
+def train_on_server(
+    work: LocalWork[Any],
+    job: Job[Any],
+    *,
+    steps: int,
+    rate: float,
+    batch: int | None = None,
+) -> tuple[Run[Any], float]:
+    """So many steps by the one local loop, over the data as often as it takes: the finished run and its mean loss."""
+    batch = batch or job.site.settings.batch
+    epochs = -(-steps // -(-len(job.data) // batch))
+    site = replace(job.site, settings=LocalSettings(epochs, batch, rate, prefix="recompute"))
+    return local_round(work, replace(job, site=site, task=replace(job.task, steps=steps)))
