@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,22 +10,25 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedpmt.methods.base import Prototype, Round, Server, Setup
+from fedpmt.devices.fleet import Device
+from fedpmt.methods.base import Prototype, Round, Server, Setup, aggregate
 from fedpmt.models.layered import LayeredModel, layered
-from fedpmt.parts.part import GLOBAL
-from fedpmt.pricing.budget import Budget
+from fedpmt.parts.part import GLOBAL, size
 from fedpmt.pricing.cost import Cost, Memory
+from fedpmt.pricing.meter import Meter, Plan
+from fedpmt.resources import Resources
 from fedpmt.seeds import Seeds
-from fedpmt.training.local import LocalSettings, Site, train
-from fedpmt.training.messages import Client, Reply
+from fedpmt.training.local import Job, LocalSettings, Site
+from fedpmt.training.loop import train
+from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.types import Examples
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from fedpmt.methods.base import Method
+    from fedpmt.methods.base import Method, Step
     from fedpmt.parts.part import Part
 
 SMALL = {"devices": 10, "samples": 20, "cohort": 5, "batch": 10, "rounds": 2, "lr": 0.1}
@@ -78,19 +82,33 @@ def stored_accuracy(folder: Path, module: nn.Module, test: tuple[np.ndarray, np.
     return float((module.eval()(torch.from_numpy(inputs)).argmax(1).numpy() == labels).mean())
 
 
-def flat_price(model: LayeredModel, **others: LayeredModel) -> Callable[[Part], Cost]:
-    """A stand-in for a price: operations are the number of trained entries."""
-    from fedpmt.parts.part import size
+class FlatPrice:
+    """A stand-in for a price: operations are the number of trained entries, and a local round is one batch."""
 
-    models = {GLOBAL: model, **others}
+    batch, epochs = 1, 1
 
-    def price(part: Part) -> Cost:
-        shapes = models[part.model].structure.shapes
+    def __init__(self, model: LayeredModel, **others: LayeredModel) -> None:
+        self.models = {GLOBAL: model, **others}
+
+    def __call__(self, part: Part) -> Cost:
+        shapes = self.models[part.model].structure.shapes
         return flat_cost(
             sum(size(selection, shapes[name]) for name, selection in part.resident().trained.items())
         )
 
-    return price
+    def round_operations(self, cost: Cost, *, samples: int, epochs: float) -> float:
+        return cost.sustained
+
+    # As much of Times as a meter asks for: nothing takes any time.
+    @property
+    def price(self) -> FlatPrice:
+        return self
+
+    def training(self, device: Device, cost: Cost, samples: int, share: float = 1.0) -> float:
+        return 0.0
+
+    def transfer(self, device: Device, bytes_down: float, bytes_up: float) -> float:
+        return 0.0
 
 
 STAGES: dict[str, dict[str, Any]] = {
@@ -107,9 +125,9 @@ class Bench:
     ) -> None:
         self.method: Any = method  # each has functions of its own to be asked
         self.model = model if isinstance(model, LayeredModel) else layered(model or small_net())
-        others = dict(method.prototypes(self.model, samples(2).inputs, Seeds(0)))
+        others = dict(method.models(self.model, samples(2).inputs, Seeds(0)))
         self.models = {GLOBAL: self.model, **others}
-        self.price = flat_price(self.model, **others)
+        self.price = FlatPrice(self.model, **others)
         self.public, self.validation = samples(12, seed=100), samples(8, seed=101)
         self.settings = LocalSettings(**{"epochs": 1, "batch": 4, "learning_rate": 0.1, **local})
         prototypes = {name: Prototype(net.structure, net.initial()) for name, net in self.models.items()}
@@ -118,16 +136,38 @@ class Bench:
         )
 
     def round(self, index: int) -> Round:
-        server = Server(self.site, self.public, self.validation)
-        return Round(index, self.price, Seeds(0, index), cohort=tuple(range(4)), at_hand=server)
+        return Round(index, self.price, Seeds(0, index), cohort=tuple(range(4)))
+
+    @property
+    def server(self) -> Server:
+        return Server(self.site, self.public, self.validation)
+
+    def aggregate(self, replies: Iterable[Reply], index: int = 0) -> Step[Any]:
+        """What the server makes of these replies; the bench's own state stays as it is."""
+        return aggregate(self.method, self.state, replies, self.round(index), self.server)
 
     @property
     def site(self) -> Site:
         return Site({**self.models, GLOBAL: self.model}, CLASSIFICATION, self.settings, self.public)
 
     def client(self, device: int, budget: float = float("inf"), count: int = 8) -> Client:
-        steps = self.settings.epochs * -(-count // self.settings.batch)
-        return Client(device, 1, 1.0, Budget(budget), count, steps)
+        steps = self.settings.steps(count)
+        structures = {name: net.structure for name, net in self.models.items()}
+
+        def extra(part: Part) -> Any:
+            return self.method.local.extra(part, self.price, structures[part.model])
+
+        times: Any = self.price
+        meter = Meter(times, structures, Device(device, 1, 1.0), count, steps, extra)
+        plan = Plan(meter, Resources.limit(operations=budget))
+        return Client(device, 1, 1.0, count, steps, plan=plan)
+
+    def task(self, device: int, index: int = 0, budget: float = float("inf"), count: int = 8) -> Task:
+        """What a device is asked to do, its parts complete with what the method's work adds to them."""
+        client = self.client(device, budget, count)
+        task: Task = self.method.assign(self.state, client, self.round(index))
+        assert client.plan is not None
+        return replace(task, offer=tuple(client.plan.meter.complete(part) for part in task.offer))
 
     def reply(
         self, device: int, index: int = 0, budget: float = float("inf"), count: int = 8, own: Any = None
@@ -139,21 +179,12 @@ class Bench:
         self, device: int, index: int = 0, budget: float = float("inf"), count: int = 8, own: Any = None
     ) -> tuple[Reply, Any]:
         """What a device answers, and what it keeps."""
-        client = self.client(device, budget, count)
-        task = self.method.assign(self.state, client, self.round(index))
-        seeds = Seeds(0, index)
-        data = samples(count, seed=device)
-        work = self.method.local()
+        task, seeds, work = self.task(device, index, budget, count), Seeds(0, index), self.method.local
         if own is None:
             own = work.first(device, lambda purpose: Seeds(0)(purpose, device))
-        return train(
-            work,
-            self.site,
-            task,
-            task.offer[0],
-            own,
-            data,
-            lambda purpose: seeds(purpose, device),
-            device=device,
-            round_index=index,
-        )
+
+        def rng(purpose: str) -> np.random.Generator:
+            return seeds(purpose, device)
+
+        data = samples(count, seed=device)
+        return train(work, Job(self.site, task, task.offer[0], own, data, rng, device, index))
