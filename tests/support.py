@@ -15,7 +15,18 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-__all__ = ["FEW", "SMALL", "STAGES", "Bench", "FlatPrice", "flat_cost", "images", "samples", "small_net", "stored_accuracy"]
+__all__ = [
+    "FEW",
+    "SMALL",
+    "STAGES",
+    "Bench",
+    "FlatPrice",
+    "flat_cost",
+    "images",
+    "samples",
+    "small_net",
+    "stored_accuracy",
+]
 
 SMALL = {"devices": 10, "samples": 20, "cohort": 5, "batch": 10, "rounds": 2, "lr": 0.1}
 """Settings of a run that takes a moment."""

@@ -1,4 +1,4 @@
-"""What must hold of every registered method: the contract of `fedpmt.testing`, and what only registered ones promise."""
+"""What must hold of every registered method: the contract of `fedpmt.testing`, and a little more."""
 
 from __future__ import annotations
 

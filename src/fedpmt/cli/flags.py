@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic_core import PydanticUndefined
 
-from fedpmt.methods.registry import METHODS, fields
+from fedpmt.methods.registry import METHODS, fields, method_names, short_name
 from fedpmt.settings import Settings, read_toml
 from fedpmt.types import SettingError
 
@@ -175,20 +175,19 @@ def _options(texts: Sequence[str]) -> dict[str, str]:
 
 
 def options_for(method: str, options: Mapping[str, Any], others: Sequence[str] = ()) -> dict[str, Any]:
-    """The options meant for one method: METHOD.KEY, `method.KEY`, or a bare KEY.
+    """The options meant for one method: METHOD.KEY, `method.KEY`, or a bare KEY; `package.module:Class` is class.KEY too.
 
     >>> options_for("feddrop", {"feddrop.scope": "all", "scaling": "true"})
     {'scope': 'all', 'scaling': 'true'}
     """
-    chosen = {}
+    chosen, short = {}, [short_name(other) for other in others]
     for key, value in options.items():
         owner, dot, name = key.rpartition(".")
         if not dot and name not in fields(method) and any(name in fields(other) for other in others):
             continue  # meant for another of the methods that are compared
-        if not dot or owner in (method, "method"):
+        if not dot or owner in (method, "method", short_name(method)):
             chosen[name] = value
-        elif owner not in others:
-            raise SettingError.unknown(
-                "set: method", owner, [method, *others] if owner in METHODS else METHODS
-            )
+        elif owner not in (*others, *short):
+            known = [method, *others] if owner in METHODS else method_names()
+            raise SettingError.unknown("set: method", owner, known)
     return chosen

@@ -74,6 +74,7 @@ class FlatPrice:
         self.models = {GLOBAL: model, **others}
 
     def __call__(self, part: Part) -> Cost:
+        """Price a part by what it trains."""
         shapes = self.models[part.model].structure.shapes
         trained = part.resident().trained
         return flat_cost(sum(size(selection, shapes[name]) for name, selection in trained.items()))

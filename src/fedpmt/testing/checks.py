@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,6 @@ from fedpmt.training.server import ServerAdam
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
-    from fedpmt.methods.base import Method
     from fedpmt.training.messages import Reply
     from fedpmt.types import Tensors
 
@@ -50,7 +48,10 @@ def declares_what_replies_carry(subject: Subject) -> None:
         f"traits.keeps is '{traits.keeps}', but devices keep {'something' if subject.keeps_state else 'nothing'}",
     )
     statistics = bench.method.predictor(bench.state).statistics
-    expect(traits.finds_statistics == (statistics == "data"), "traits.finds_statistics is not what it predicts with")
+    expect(
+        traits.finds_statistics == (statistics == "data"),
+        "traits.finds_statistics is not what it predicts with",
+    )
     for reply in _two_rounds(bench):
         more = [group for group in reply.tensors if group != UPDATE] + list(reply.scalars)
         expect(traits.sends_more or not more, f"replies carry {more}, but traits.sends_more is false")
@@ -58,7 +59,10 @@ def declares_what_replies_carry(subject: Subject) -> None:
         declared = set(reply.part.extra.metrics)
         expect(measured == declared, f"replies carry metrics {measured}, Extra.metrics says {declared}")
         whole = all(isinstance(selection, Whole) for selection in reply.part.trained.values())
-        expect(whole or traits.sums != "layers", "traits.sums is 'layers', but parts are not made of whole tensors")
+        expect(
+            whole or traits.sums != "layers",
+            "traits.sums is 'layers', but parts are not made of whole tensors",
+        )
 
 
 def leaves_the_state_alone(subject: Subject) -> None:
@@ -110,7 +114,9 @@ def ignores_arrival_order(subject: Subject) -> None:
     bench = Bench(subject.together or subject.method)
     answers = [bench.work(device, 0, budget) for device, budget in enumerate(BUDGETS)]
     bench.state = bench.aggregate([reply for reply, _ in answers]).state
-    replies = [bench.reply(device, 1, budget, own=answers[device][1]) for device, budget in enumerate(BUDGETS)]
+    replies = [
+        bench.reply(device, 1, budget, own=answers[device][1]) for device, budget in enumerate(BUDGETS)
+    ]
     expect_close(bench.aggregate(replies, 1).state, bench.aggregate(replies[::-1], 1).state)
 
 
@@ -123,7 +129,8 @@ def keeps_uncovered_entries(subject: Subject) -> None:
     untouched = 0
     for name, outside in uncovered(bench.tensors, replies).items():
         untouched += int(outside.sum())
-        expect(torch.equal(after[name][outside], bench.tensors[name][outside]), f"{name} changed where nobody trained it")
+        same = torch.equal(after[name][outside], bench.tensors[name][outside])
+        expect(same, f"{name} changed where nobody trained it")
     cuts = bench.method.traits.action("operations") == "device" and bool(bench.tensors)
     expect(untouched > 0 or not cuts, "a weak device trains everything, though traits.budget says 'device'")
 
@@ -142,7 +149,9 @@ def server_optimizer_skips_uncovered_entries(subject: Subject) -> None:
     replies = [bench.reply(device, 1, WEAK) for device in range(2)]
     step = bench.aggregate(replies, 1)
     before, after = _averaged(bench.state), _averaged(step.state)
-    expect(len(before) == len(after) > 0, "its state holds no Averaged, where the optimizer's moments would be")
+    expect(
+        len(before) == len(after) > 0, "its state holds no Averaged, where the optimizer's moments would be"
+    )
     for one, other in zip(before, after, strict=True):
         expect(set(one.moments) == {"mean", "square"}, "the server's optimizer has not been applied")
         for name, outside in uncovered(one.tensors, replies).items():
@@ -187,7 +196,9 @@ def accounts_for_bytes(subject: Subject) -> None:
             task = bench.task(device, index, budget)
             part = task.offer[0]
             structure = bench.models[part.model].structure
-            expect(set(task.tensors[MODEL]) == set(part.sent), f"'{part.label}': not all of part.sent is sent")
+            expect(
+                set(task.tensors[MODEL]) == set(part.sent), f"'{part.label}': not all of part.sent is sent"
+            )
             sent, priced = payload_bytes(task.tensors), download_bytes(part, structure)
             expect(sent == priced, f"'{part.label}': a task has {sent} bytes and is priced as {priced}")
             reply, kept[device] = bench.work(device, index, budget, own=kept.get(device))
@@ -250,7 +261,9 @@ def _two_rounds(bench: Bench) -> Iterator[Reply]:
     """Replies of two rounds, in the second of which the server may have more to say."""
     kept: dict[int, Any] = {}
     for index in range(2):
-        answers = [bench.work(device, index, budget, own=kept.get(device)) for device, budget in enumerate(BUDGETS)]
+        answers = [
+            bench.work(device, index, budget, own=kept.get(device)) for device, budget in enumerate(BUDGETS)
+        ]
         kept = {device: own for device, (_, own) in enumerate(answers)}
         yield from (reply for reply, _ in answers)
         bench.state = bench.aggregate([reply for reply, _ in answers], index).state

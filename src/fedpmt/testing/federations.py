@@ -35,7 +35,9 @@ def keeps_server_work_within_cap(subject: Subject) -> None:
             expect(any(record.operations > 0 for record in run.rounds), "no device has done anything")
             for record in run.rounds:
                 within = 0 <= record.server_operations <= cap * record.operations
-                expect(within, f"round {record.round}: {record.server_operations:g} operations, above its cap")
+                expect(
+                    within, f"round {record.round}: {record.server_operations:g} operations, above its cap"
+                )
             # Next to nothing pays for no work at all.
             worked = any(record.server_operations for record in run.rounds)
             if cap >= 1 or not works:
@@ -76,7 +78,9 @@ def same_bits_after_resume(subject: Subject) -> None:
 def learns_with_default_settings(subject: Subject) -> None:
     """On the embedded data, with no setting but the number of rounds, it ends well above a guess."""
     with scratch() as folder:
-        run = api.run(subject.method, out=folder / "run", rounds=subject.rounds, eval_every=4, **subject.settings)
+        run = api.run(
+            subject.method, out=folder / "run", rounds=subject.rounds, eval_every=4, **subject.settings
+        )
     result = run.result
     expect(result is not None and result.accuracy is not None, "the run has no result")
     if result is not None and result.accuracy is not None:
