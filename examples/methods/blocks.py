@@ -24,10 +24,8 @@ class Blocks(PartAveraging):
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         net, rng = state.structure, round.rng("block", client.id)
         ends = combinations(range(len(net.layers) + 1), 2)
-        parts = [block(net, first, last, f"layers {first + 1}-{last}") for first, last in ends]
-        return max(
-            filter(client.fits, parts), key=lambda p: (len(p.trained), rng.random()), default=parts[-1]
-        )
+        cuts = [block(net, first, last, f"layers {first + 1}-{last}") for first, last in ends]
+        return max(filter(client.fits, cuts), key=lambda p: (len(p.trained), rng.random()), default=cuts[-1])
 
     def neutral(self) -> "Blocks":
         return self
