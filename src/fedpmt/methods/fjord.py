@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from fedpmt.methods.averaging import Weight
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
 from fedpmt.methods.nested import CORNERS, Nested, NestedMean, WidthsWork, nested, outputs_at
 from fedpmt.parts.part import GLOBAL, Part
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpmt.kernels import StepRule
+    from fedpmt.methods.averaging import Weight
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Extra
     from fedpmt.training.local import Job, LocalWork, PriceOf, Run
