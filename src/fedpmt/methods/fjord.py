@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from fedpmt.methods.averaging import Weight
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
 from fedpmt.methods.nested import CORNERS, Nested, NestedMean, WidthsWork, nested, outputs_at
 from fedpmt.parts.part import GLOBAL, Part
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpmt.kernels import StepRule
-    from fedpmt.methods.averaging import Weight
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Extra
     from fedpmt.training.local import Job, LocalWork, PriceOf, Run

@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
+from fedpmt.methods.averaging import Weight
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
 from fedpmt.methods.nested import Nested, NestedMean, WidthsWork, nested, outputs_at
 from fedpmt.parts.part import GLOBAL, Part
@@ -30,7 +31,6 @@ from fedpmt.types import SettingError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedpmt.methods.averaging import Weight
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Extra
     from fedpmt.training.local import Job, LocalWork, PriceOf, Run
