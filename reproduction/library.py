@@ -138,7 +138,7 @@ def _play(settings: Settings, folder: Path) -> None:
     """One run in a process of its own, continued where it was left; one that diverges stops no other."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     alone = settings.model_copy(update={"workers": 1})
-    api.run_in(folder, alone, lambda: api.paper_problem_of(alone), resume=folder.exists(), keep_diverged=True)
+    api.start(api.request_of(alone), folder, resume=folder.exists(), keep_diverged=True)
 
 
 def _round_weight(settings: Settings) -> float:

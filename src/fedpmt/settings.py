@@ -6,7 +6,7 @@ import math
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pydantic import (
     BaseModel,
@@ -23,12 +23,21 @@ from fedpmt.resources import Budget, parse_budget
 from fedpmt.types import Scalar, SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 TASKS = ("fcnn-mnist", "cnn-mnist", "cnn-cifar10")
 IMAGES = ("embedded", "mnist", "fashion-mnist", "cifar10")
 DATA = (*IMAGES, "synthetic")
 LEVELS = "1/5,1/4,1/3,1/2,1"
+SERVER_USES = {
+    "server_lr": ("sgd", "momentum", "adam", "yogi", "adagrad"),
+    "server_momentum": ("momentum", "adam", "yogi"),
+    "server_nesterov": ("momentum",),
+    "server_beta2": ("adam", "yogi"),
+    "server_tau": ("adam", "yogi", "adagrad"),
+}
+"""Which of the server's optimizers make use of a setting; with the others it would be ignored, so it is refused."""
+
 FLAGS = ("nesterov", "server_nesterov")
 """Settings that are true or false; true is not taken for the number 1 elsewhere."""
 
@@ -285,10 +294,14 @@ class Settings(BaseModel):
             raise SettingError(
                 f"momentum = {self.momentum:g} is SGD's; optimizer = '{self.optimizer}' has its own"
             )
-        if self.server_nesterov and self.server_optimizer != "momentum":
-            raise SettingError("server-nesterov = 'true' needs server-optimizer = 'momentum'")
-        if self.server_lr is not None and self.server_optimizer == "none":
-            raise SettingError(f"server-lr = {self.server_lr:g} does nothing without --server-optimizer")
+        for key, kinds in SERVER_USES.items():
+            value, usual = getattr(self, key), type(self).model_fields[key].default
+            if value != usual and self.server_optimizer not in kinds:
+                name, shown = key.replace("_", "-"), str(value).lower()
+                raise SettingError(
+                    f"{name} = {shown} does nothing with server-optimizer = '{self.server_optimizer}' "
+                    f"(it belongs to {', '.join(kinds)})"
+                )
         if self.budget is not None and self.mode != "exact":
             raise SettingError(
                 f"budget = '{self.budget}' is refused with mode = '{self.mode}': it needs mode = 'exact'"
@@ -308,6 +321,71 @@ class Settings(BaseModel):
     def identity(self) -> dict[str, Any]:
         """What must agree for a run to be resumed."""
         return {key: value for key, value in self.model_dump(mode="json").items() if key not in EXECUTION}
+
+
+class RunSettings(TypedDict, total=False):
+    """The settings as keywords of `fedpmt.run`, for editors and type checkers; a test holds them to `Settings`."""
+
+    task: str
+    data: str
+    data_dir: str | Path | None
+    partition: str
+    partition_seed: int
+    public: str
+    validation: float
+    devices: int
+    samples: int
+    cohort: int
+    sampling: Literal["stratified", "uniform", "fastest"]
+    levels: str
+    level_draw: Literal["fixed", "round"]
+    fleet: str | Path | None
+    availability: float
+    failure: float
+    over_select: float
+    assign: Literal["deadline", "level"]
+    deadline: float | None
+    budget: str | None
+    full_seconds: float
+    mode: Literal["exact", "paper"]
+    prefix: Literal["auto", "cache", "recompute"]
+    depths: int | None
+    splitting: Literal["server", "device"]
+    speeds: Literal["stated", "measured"]
+    speed_weight: float
+    drift: str
+    epochs: int
+    batch: int
+    lr: float
+    schedule: str | Callable[[int], float]
+    warmup: int
+    optimizer: str | Callable[..., Any]
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    clip_norm: float | None
+    server_optimizer: Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"]
+    server_lr: float | None
+    server_momentum: float
+    server_nesterov: bool
+    server_beta2: float
+    server_tau: float
+    dp_clip: float | None
+    dp_noise: float
+    dp_delta: float
+    rounds: int
+    seed: int
+    workers: int
+    server_cap: float | Literal["none"] | None
+    server_speed: float | Literal["none"] | None
+    executor: Literal["auto", "plain"]
+    device: Literal["cpu", "cuda", "mps", "auto"]
+    eval_every: int
+    personal_test: int | None
+    target: float | None
+    time_budget: float | None
+    checkpoint_seconds: float
+    options: Mapping[str, Any]
 
 
 def resolve(given: dict[str, Any]) -> Settings:

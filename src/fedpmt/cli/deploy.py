@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpmt import api
 from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
-from fedpmt.cli.runs import Json, Resume, settings_for
+from fedpmt.cli.runs import Json, Resume, request_for
 from fedpmt.records import DeviceRecord, RunRecord
 from fedpmt.types import SettingError, shown_bytes
 
@@ -86,8 +85,7 @@ def deploy(
         "secagg_range": secagg_range,
     }
     given, own = own_settings(places, given, typed, resume=resume)
-    settings = settings_for({**SMALL, **given} if not resume else given, places.run, resume=resume)
-    api.check(settings)
+    settings = request_for({**SMALL, **given} if not resume else given, places.run, resume=resume).settings
     write(places, settings, own, resume=resume)
     if write_only:
         show.say(f"the app is {places.app}; run it with: flwr run {places.app}")

@@ -83,7 +83,7 @@ def method_class(name: str) -> MethodClass:
         return _loaded(name, _offered()[name].value)
     if ":" not in name:
         raise SettingError.unknown("method", name, method_names())
-    return _loaded(name, name)
+    return _given[name] if name in _given else _loaded(name, name)
 
 
 def name_of(method: Method[Any, Any]) -> str:
@@ -98,6 +98,7 @@ def name_of(method: Method[Any, Any]) -> str:
     for name, (module, attribute) in METHODS.items():
         if place == f"{module}:{attribute}":
             return name
+    _given[place] = kind
     return next((name for name, point in _offered().items() if point.value == place), place)
 
 
@@ -108,6 +109,10 @@ def short_name(name: str) -> str:
     ('fednova', 'fedpmt')
     """
     return name.rpartition(":")[2].rpartition(".")[2].lower() if ":" in name else name
+
+
+_given: dict[str, MethodClass] = {}
+"""Classes of methods that were given as values: one that stands in a function can be found no other way."""
 
 
 @cache
@@ -188,11 +193,13 @@ def fields(name: str) -> dict[str, tuple[Any, Any]]:
 def create(name: str, options: Mapping[str, Scalar], shared: Mapping[str, Any]) -> Method[Any, Any]:
     """Make a method from its name and options; a field with the name of a shared setting takes that one's value."""
     cls, known = method_class(name), fields(name)
-    values = {field.name: shared[field.name] for field in _fields(cls) if field.name in shared}
+    names = [field.name for field in _fields(cls)]
+    values = {key: value for key, value in shared.items() if key in names}
     for key, value in options.items():
-        if key not in known:
+        if key not in names or key in (*shared, *PROVIDED):
             raise SettingError.unknown(f"option of {name}", key, known)
-        values[key] = _convert(f"{short_name(name)}.{key}", value, known[key][0])
+        # What text cannot express was given as a value.
+        values[key] = _convert(f"{short_name(name)}.{key}", value, known[key][0]) if key in known else value
     return cls(**values)
 
 

@@ -19,7 +19,7 @@ from fedpmt.simulation.loop import payload_bytes
 from fedpmt.testing.bench import Bench, model_of
 from fedpmt.testing.subject import BUDGETS, WEAK, Subject, encode, expect, expect_close, scratch
 from fedpmt.training.loop import LOSS
-from fedpmt.training.server import ServerAdam
+from fedpmt.training.server import Adam
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def server_optimizer_skips_uncovered_entries(subject: Subject) -> None:
     method: Any = subject.method
     if not any(item.name == "server" for item in dataclasses.fields(method)):
         return
-    bench = Bench(replace(method, server=ServerAdam()))
+    bench = Bench(replace(method, server=Adam()))
     bench.server_budget = 0.0
     bench.state = bench.aggregate(_replies(bench)).state
     replies = [bench.reply(device, 1, WEAK) for device in range(2)]
