@@ -131,11 +131,13 @@ def _loaded(name: str, place: str) -> MethodClass:
     found: Any = _module(name, where)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            classes = [key for key, value in vars(found).items() if _is_method(value)]
-            raise SettingError.unknown(f"method = '{name}': class", part, classes)
+            own = (
+                key for key, value in vars(found).items() if _is_method(value) and value.__module__ == where
+            )
+            raise SettingError.unknown(f"method = '{name}': class", part, own)
         found = getattr(found, part)
     if not _is_method(found):
-        raise SettingError(f"method = '{name}': {attribute} is no subclass of fedpmt.methods.base.Method")
+        raise SettingError(f"method = '{name}': {attribute} is no subclass of fedpmt.Method")
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise SettingError(f"method = '{name}': {attribute} is abstract, it has no {', '.join(missing)}")
     kind: MethodClass = found
@@ -160,8 +162,9 @@ def _module(name: str, where: str) -> types.ModuleType:
     try:
         return importlib.import_module(where)
     except Exception as error:
-        absent = isinstance(error, ModuleNotFoundError) and f"{where}.".startswith(f"{error.name}.")
-        reason = "it is not installed" if absent else f"{type(error).__name__}: {error}".splitlines()[0]
+        if isinstance(error, ModuleNotFoundError) and f"{where}.".startswith(f"{error.name}."):
+            raise SettingError(f"method = '{name}': there is no module '{where}'") from error
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SettingError(
             f"method = '{name}': the module '{where}' cannot be imported ({reason})"
         ) from error
@@ -240,7 +243,7 @@ def _kinds(kind: Any) -> list[Any]:
 def _is_textual(kind: Any) -> bool:
     """Whether values of a type can be written as text: words, numbers, true and false, or none."""
     kinds = [one for one in _kinds(kind) if one is not types.NoneType]
-    return all(one in TEXTUAL or typing.get_origin(one) is Literal for one in kinds)
+    return bool(kinds) and all(one in TEXTUAL or typing.get_origin(one) is Literal for one in kinds)
 
 
 def _convert(key: str, value: Scalar, kind: Any) -> Any:
