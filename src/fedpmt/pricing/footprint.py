@@ -176,7 +176,7 @@ def _encoder_layer(args: tuple[Any, ...], _: Any) -> int:
     one, scores = nbytes(inputs), samples * heads * length * length * inputs.element_size()
     hidden = one // width * wide.shape[0]
     # Q, K and V with their copies by head; then they and the scores; then the wide hidden layer.
-    return max(6 * one, 3 * one + scores, 3 * one + hidden)
+    return int(max(6 * one, 3 * one + scores, 3 * one + hidden))
 
 
 INSIDE: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {

@@ -84,9 +84,7 @@ def measure(
     if few.prefix is not None and many.prefix is not None:
         prefix = Timeline.through(few.prefix, many.prefix, numbers)
     step = Timeline.through(few.step, many.step, numbers)
-    return Measurement(
-        *counts, step, min(few.kept, len(step.each) - 1), prefix, few.hidden_bytes / SAMPLES
-    )
+    return Measurement(*counts, step, min(few.kept, len(step.each) - 1), prefix, few.hidden_bytes / SAMPLES)
 
 
 def _count(

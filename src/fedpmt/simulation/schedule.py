@@ -36,5 +36,5 @@ def local_settings(settings: Settings, round_index: int = 0) -> LocalSettings:
         learning_rate(settings.schedule, settings.lr, round_index),
         settings.momentum,
         settings.weight_decay,
-        settings.prefix,
+        "cache" if settings.keeps_prefix else "recompute",
     )

@@ -367,8 +367,8 @@ def train(
             work.step(run, gradients, velocity)
             run.steps += 1
             total_loss += float(loss.detach())
-            # Else the next step's gradients would be made beside these.
-            del gradients, loss
+            # Else the next step's batch and gradients would be made beside these.
+            del batch, gradients, loss
     outcome, own = work.reply(run, own, data)
     metrics = {"train_loss": total_loss / max(1, run.steps), **outcome.metrics}
     metrics = {name: value for name, value in metrics.items() if name in work.measures}
