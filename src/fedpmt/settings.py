@@ -136,8 +136,10 @@ class Settings(BaseModel):
     )
     full_seconds: float = Field(10.0, gt=0, description="seconds for one epoch of the full model at speed 1")
     mode: Literal["exact", "paper"] = Field("exact", description="how operations are counted")
-    prefix: Literal["cache", "recompute"] = Field(
-        "cache", description="frozen layers' activations: computed once per round, or for each batch"
+    prefix: Literal["auto", "cache", "recompute"] = Field(
+        "auto",
+        description="frozen layers' outputs: computed once per round and kept, or for each batch; "
+        "auto keeps them with more than one local epoch",
     )
     depths: int | None = Field(
         None, ge=1, description="number of depths |I|; default: the paper's larger one, else one per layer"
@@ -317,6 +319,14 @@ class Settings(BaseModel):
     def limits(self) -> Budget | None:
         """The budget, parsed."""
         return None if self.budget is None else parse_budget(self.budget)
+
+    @property
+    def keeps_prefix(self) -> bool:
+        """Whether devices keep the outputs of frozen layers for a whole round.
+
+        With one epoch each of them is used once, so that keeping them would take memory and save nothing.
+        """
+        return self.prefix == "cache" or (self.prefix == "auto" and self.epochs > 1)
 
     def identity(self) -> dict[str, Any]:
         """What must agree for a run to be resumed."""

@@ -75,7 +75,7 @@ def cost_table(
     batch: int | None = None,
     *,
     samples: int | None = None,
-    cached: bool = True,
+    cached: bool = False,
     held: int = 0,
 ) -> CostTable:
     """The table of one of the paper's nets, with the paper's batch size and |I| where none is given."""
@@ -101,7 +101,7 @@ def model_table(
     batch: int,
     samples: int,
     depths: int | None = None,
-    cached: bool = True,
+    cached: bool = False,
     held: int = 0,
     task: str = "model",
 ) -> CostTable:
