@@ -202,8 +202,12 @@ def _produce(
     missing = library.missing(every)
     if not draw_only and missing:
         say(f"{len(missing)} runs to play, of {len({name_of(one) for one in every})}")
-        with progress(len(missing)) as report:
-            library.play(every, report)
+        try:
+            with progress(len(missing)) as report:
+                library.play(every, report)
+        except KeyboardInterrupt:
+            say("interrupted; the same command continues where it stopped")
+            raise
     for name, runs in wanted.items():
         packed = library.pack(name, runs)
         if packed is not None:

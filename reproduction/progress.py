@@ -57,10 +57,13 @@ def _lines() -> Callable[[Standing], None]:
         if standing.seconds - last < LINE_SECONDS and standing.done < standing.runs:
             return
         last = standing.seconds
-        running = f", running {', '.join(standing.running)}" if standing.running else ""
-        say(
-            f"{standing.done} of {standing.runs} runs, {standing.seconds:.0f} s, {_left(standing.left)}{running}"
-        )
+        parts = [
+            f"{standing.done} of {standing.runs} runs",
+            f"{standing.seconds:.0f} s",
+            _left(standing.left),
+        ]
+        parts += [f"running {', '.join(standing.running)}"] if standing.running else []
+        say(", ".join(filter(None, parts)))
 
     return report
 

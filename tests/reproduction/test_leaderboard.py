@@ -194,7 +194,7 @@ def test_the_command_makes_the_page_again() -> None:
         (["--data", "cifar"], "did you mean 'cifar10'"),
         (["--data", "cifar10", "--quick"], "allowed: embedded"),
         (["--partition", "iid,classes"], "classes"),
-        (["--partition", "iid,iid"], "named twice"),
+        (["--partition", "iid,iid"], "names a split twice"),
         (["--rounds", "0"], "0"),
     ],
 )
