@@ -156,7 +156,7 @@ def make(library: Library, scope: Scope) -> Artefact:
     return Artefact(
         "comparison",
         "What tells the methods apart (the paper's comparison table)",
-        "fedpmt reproduce comparison",
+        "python -m reproduction comparison",
         f"Found out by playing {ROUNDS} small rounds of each method on devices of five speeds. A cell is marked "
         f"{YES} where weak devices compute, or send and get, less than strong ones. A star marks rows that are not "
         f"as the paper prints them:\n\n{notes}\n",

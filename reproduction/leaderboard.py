@@ -1,6 +1,6 @@
 """All methods under one budget: what each reaches, takes and needs, and where FedPMT loses.
 
-`fedpmt reproduce rivals` is the same page of those that exchange no knowledge.
+`python -m reproduction rivals` is the same page of those that exchange no knowledge.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def command_of(contest: Contest) -> str:
     elif {entrant.name for entrant in STRONGEST} <= set(named):
         named = ["--strongest", *(entrant.name for entrant in contest.entrants if entrant.variant)]
     words = [
-        "fedpmt leaderboard",
+        "python -m reproduction leaderboard",
         *named,
         *([] if contest.data == "embedded" else [f"--data {contest.data}"]),
         *([f"--case {contest.case}"] if contest.case else []),
@@ -242,7 +242,7 @@ def _rival_runs(scope: Scope) -> list[Settings]:
 def _rival_page(library: Library, scope: Scope) -> Artefact:
     title, command = (
         "Methods that exchange weights, at equal operations",
-        f"fedpmt reproduce rivals{scope.suffix}",
+        f"python -m reproduction rivals{scope.suffix}",
     )
     return page(library, _rivals(scope), "rivals", title, command)
 

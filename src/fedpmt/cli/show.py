@@ -24,7 +24,6 @@ from rich.table import Table
 if TYPE_CHECKING:
     from fedpmt.records import RoundRecord
     from fedpmt.simulation.loop import OnRound
-    from reproduction.library import Standing
 
 PLAIN_SECONDS = 5.0
 """Without a terminal a line is printed this often."""
@@ -70,68 +69,6 @@ def progress(label: str, rounds: int) -> Iterator[OnRound]:
             bar.update(task, completed=record.round, **shown)  # type: ignore[arg-type]
 
         yield on_round
-
-
-@contextmanager
-def whole(runs: int) -> Iterator[Callable[[Standing], None]]:
-    """Shows how far many runs are: done, running, time left."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _standings()
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[done]} of {task.fields[runs]} runs"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=1.0, done=0, runs=runs, left="")
-
-        def report(standing: Standing) -> None:
-            running = ", ".join(standing.running)
-            bar.update(
-                task,
-                completed=standing.share,
-                description=running if len(running) < 60 else f"{len(standing.running)} running",
-                done=standing.done,
-                left=_left(standing.left),
-            )
-
-        yield report
-
-
-def _standings() -> Callable[[Standing], None]:
-    last = -PLAIN_SECONDS
-
-    def report(standing: Standing) -> None:
-        nonlocal last
-        if standing.seconds - last < 6 * PLAIN_SECONDS and standing.done < standing.runs:
-            return
-        last = standing.seconds
-        running = f", running {', '.join(standing.running)}" if standing.running else ""
-        say(
-            f"{standing.done} of {standing.runs} runs, {standing.seconds:.0f} s, {_left(standing.left)}{running}"
-        )
-
-    return report
-
-
-def _left(seconds: float | None) -> str:
-    return "" if seconds is None else f"about {_clock(seconds)} left"
-
-
-def _clock(seconds: float) -> str:
-    """A time a person waits.
-
-    >>> _clock(59), _clock(3700)
-    ('59 s', '62 min')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _lines(label: str, rounds: int) -> OnRound:
