@@ -156,7 +156,7 @@ def test_a_narrow_part_holds_less() -> None:
     axes = model.structure.require_axes("test")
     part = thinned(model.structure, axes, 0.5, ("conv", "linear"))
     weights = {name: take(tensor, part.sent[name]) for name, tensor in model.initial().items()}
-    price = price_of(model, inputs, 20, cached=False, held=0)
+    price = price_of(model, inputs, 20, cached=False, momentum=False)
     peak = measured(model, weights, part, inputs, LocalSettings(1, 20, 0.01, prefix="recompute"))
     assert price(part).memory_bytes == pytest.approx(peak, rel=CLOSE)
     assert peak < 0.6 * price.full.memory_bytes
@@ -175,7 +175,7 @@ def test_other_operations_for_other_inputs_have_a_price_too() -> None:
             return self.second(hidden)  # type: ignore[no-any-return]
 
     model, inputs = layered(Moody(), layers=["first", "second"]), torch.randn(SAMPLES, 1000)
-    price = price_of(model, inputs, 20, cached=False, held=0)
+    price = price_of(model, inputs, 20, cached=False, momentum=False)
     whole = suffixes(model.structure, 2)[-1]
     peak = measured(model, model.initial(), whole, inputs, LocalSettings(1, 20, 0.01))
     assert price(whole).memory_bytes == pytest.approx(peak, rel=CLOSE)
