@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,10 @@ from pydantic import (
     model_validator,
 )
 
+from fedpmt.data.description import Defaults
+from fedpmt.data.registry import default_for, find_dataset, spellings
+from fedpmt.data.spec import held_out, parse_public
+from fedpmt.models.nets import NETS
 from fedpmt.records import EXECUTION
 from fedpmt.resources import Allowance, parse_budget
 from fedpmt.types import Scalar, SettingError
@@ -24,35 +29,10 @@ from fedpmt.types import Scalar, SettingError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TASKS = ("fcnn-mnist", "cnn-mnist", "cnn-cifar10")
-IMAGES = ("embedded", "mnist", "fashion-mnist", "cifar10")
-DATA = (*IMAGES, "synthetic")
+TASKS = tuple(NETS)
 LEVELS = "1/5,1/4,1/3,1/2,1"
-
-
-class Defaults(BaseModel):
-    """What a data set brings with it where the user says nothing (section IV-B of the paper)."""
-
-    model_config = ConfigDict(frozen=True)
-    devices: int  # |K|
-    samples: int  # |D_k|
-    cohort: int  # |S|
-    batch: int
-    lr: float  # η
-    rounds: int  # T
-    train: int | None = Field(None, exclude=True)  # samples there are; None where that is not known here
-
-
-PAPER_MNIST = Defaults(devices=100, samples=300, cohort=8, batch=12, lr=0.01, rounds=500, train=60_000)
-DEFAULTS = {
-    # The paper's rates with a fifth of its samples would take thousands of rounds: these reach 90 % in about a hundred.
-    "embedded": Defaults(devices=50, samples=80, cohort=10, batch=10, lr=0.05, rounds=100, train=4_000),
-    "mnist": PAPER_MNIST,
-    "fashion-mnist": PAPER_MNIST,
-    "cifar10": Defaults(devices=100, samples=500, cohort=10, batch=20, lr=0.05, rounds=400, train=50_000),
-    "synthetic": Defaults(devices=100, samples=100, cohort=10, batch=10, lr=0.01, rounds=100),
-    "arrays": Defaults(devices=50, samples=80, cohort=10, batch=10, lr=0.05, rounds=100),
-}
+ARRAYS = "arrays"
+"""What `data` is where the samples are the user's own arrays."""
 
 
 class Settings(BaseModel):
@@ -64,9 +44,8 @@ class Settings(BaseModel):
     task: str = Field("fcnn-mnist", description="the net: " + ", ".join(TASKS))
     data: str = Field(
         "",
-        description="the data set: "
-        + ", ".join(DATA)
-        + "; synthetic:ALPHA,BETA. Default: embedded, or cifar10 for cnn-cifar10",
+        description=f"the data set: {', '.join(spellings())}. "
+        f"Default: {', '.join(f'{default_for(net.data)} for {net.name}' for net in NETS.values())}",
     )
     data_dir: Path | None = Field(
         None, description="folder of the data files; else FEDPMT_DATA, else the user cache"
@@ -195,17 +174,18 @@ class Settings(BaseModel):
         for key, value in given.items():
             if isinstance(value, bool):
                 raise SettingError(f"{key.replace('_', '-')} = '{value}' is refused: it is not a yes or no")
-        data = str(given.setdefault("data", "cifar10" if given.get("task") == "cnn-cifar10" else "embedded"))
-        defaults = DEFAULTS.get(data.partition(":")[0])
-        if defaults is None:
-            raise SettingError.unknown("data", data, [*DATA, "synthetic:ALPHA,BETA"])
+        if "data" not in given:
+            given["data"] = _default_data(given.get("task"))
+        data = str(given["data"])
+        described = None if data == ARRAYS else find_dataset(data)[0]
+        defaults, train = (described.defaults, described.train) if described else (Defaults(), None)
         if given.get("splitting") == "device":
             given.setdefault("sampling", "uniform")
-        filled = {**defaults.model_dump(), **given}
-        if "samples" not in given and defaults.train is not None:
+        filled = {**asdict(defaults), **given}
+        if "samples" not in given and train is not None:
             # What is held out is no device's: each has a little less.
-            held = held_out(str(given.get("public", "none")), given.get("validation", 0.0), defaults.train)
-            filled["samples"] = min(defaults.samples, (defaults.train - sum(held)) // defaults.devices)
+            held = held_out(str(given.get("public", "none")), given.get("validation", 0.0), train)
+            filled["samples"] = min(defaults.samples, (train - sum(held)) // defaults.devices)
         if "cohort" not in given and str(filled["devices"]).isdigit():
             filled["cohort"] = min(filled["cohort"], int(filled["devices"]))
         return filled
@@ -272,6 +252,14 @@ class Settings(BaseModel):
         return {key: value for key, value in self.model_dump(mode="json").items() if key not in EXECUTION}
 
 
+def _default_data(task: object) -> str:
+    """The data set of a net of the paper, as far as it needs no fetching."""
+    name = str(Settings.model_fields["task"].default if task is None else task)
+    if name not in NETS:
+        raise SettingError.unknown("task", name, NETS)
+    return default_for(NETS[name].data)
+
+
 def resolve(given: dict[str, Any]) -> Settings:
     """Check settings and fill in defaults; a wrong one is refused in one line.
 
@@ -328,58 +316,6 @@ def parse_schedule(text: str) -> tuple[str, tuple[float, ...]]:
             "write constant, inverse:LAMBDA or step:EVERY,FACTOR with positive numbers"
         )
     return name, numbers
-
-
-PUBLIC = ("none", "holdout:SHARE", "generated:N", *(f"{name}:N" for name in IMAGES))
-
-
-def parse_public(text: str) -> tuple[str, float]:
-    """Where public data comes from, and how much: a share for `holdout`, else a number of samples, 0 for all.
-
-    >>> parse_public("holdout:0.1"), parse_public("mnist:2000"), parse_public("mnist")
-    (('holdout', 0.1), ('mnist', 2000.0), ('mnist', 0.0))
-    """
-    name, colon, argument = text.partition(":")
-    if name not in ("none", "holdout", "generated", *IMAGES):
-        raise SettingError.unknown("public", text, PUBLIC)
-    try:
-        number = float(argument) if colon else 0.0
-    except ValueError:
-        number = math.nan
-    if name == "holdout":
-        if not 0 < number < 1:
-            raise SettingError(
-                f"public = '{text}' is refused: write holdout:SHARE with a share between 0 and 1"
-            )
-        return name, number
-    if name == "none" and colon:
-        raise SettingError(f"public = '{text}' is refused: none takes no number")
-    if not number.is_integer() or number < (1 if colon or name == "generated" else 0):
-        raise SettingError(
-            f"public = '{text}' is refused: write {name}:N with a whole number N of at least 1"
-        )
-    return name, number
-
-
-def held_out(public: str, validation: Any, total: int) -> tuple[int, int]:
-    """How many of `total` samples are held out: without labels for everybody, with labels for the server.
-
-    >>> held_out("holdout:0.1", 0.02, 4000)
-    (400, 80)
-    """
-    kind, number = parse_public(public)
-    try:
-        labelled = float(validation)
-    except (TypeError, ValueError):
-        labelled = math.nan
-    if not 0 <= labelled < 1:
-        labelled = 0.0  # refused by the schema, which names it
-    shares = (number if kind == "holdout" else 0.0, labelled)
-    if sum(shares) >= 1:
-        raise SettingError(
-            f"public = '{public}' and validation = '{validation}' are refused: they leave nothing for the devices"
-        )
-    return round(shares[0] * total), round(shares[1] * total)
 
 
 def parse_drift(text: str) -> tuple[float, float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import io
 import json
@@ -12,8 +13,8 @@ import pytest
 from command_line import TINY, Called, call, tree
 
 from fedpmt import records
-from fedpmt.data import folders
-from fedpmt.data.folders import DataFile
+from fedpmt.data.description import DataFile
+from fedpmt.data.registry import DATASETS
 from fedpmt.methods.registry import METHODS
 from fedpmt.simulation import executors
 
@@ -438,7 +439,7 @@ def test_data_get_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.Monkey
     """A set that is there and sound is not fetched again; its folder is the one line of output."""
     content = b"all of it"
     file = DataFile("train-labels-idx1-ubyte", len(content), hashlib.sha256(content).hexdigest())
-    monkeypatch.setitem(folders.FILES, "mnist", (file,))
+    monkeypatch.setitem(DATASETS, "mnist", dataclasses.replace(DATASETS["mnist"], files=(file,)))
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / file.name).write_bytes(content)
     called = call("data", "get", "mnist", "--data-dir", tmp_path)

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedpmt import api
 from fedpmt.cli.main import program
-from fedpmt.data import embedded
+from fedpmt.data.sets import embedded
 from fedpmt.flower import apps, node_problem
 from fedpmt.flower.client import folder_of, spend
 from fedpmt.flower.deployment import Deployment, read_config, write_config
