@@ -137,12 +137,12 @@ class RunRecord(Record):
         return self.result is not None and self.result.stopped == "diverged"
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file in one step: a reader sees the old content or the new, never a part."""
+def write_atomically(path: Path, *parts: bytes) -> None:
+    """Replace a file in one step: a reader sees the old content or the new, never a mixture of both."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:
