@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from fedpmt import records
 from fedpmt.methods.registry import METHODS, create, method_class
-from fedpmt.records import RoundRecord, RunRecord, read_run
+from fedpmt.records import ACCURACY, RoundRecord, RunRecord, check_target, read_run
 from fedpmt.settings import Settings, resolve
 from fedpmt.simulation.runner import exclusive, open_folder, simulate
 from fedpmt.types import Arrays, SettingError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from fedpmt.methods.base import Method
     from fedpmt.simulation.problem import Problem
+    from fedpmt.training.objective import Loss, Metric, Objective
 
 OWN_DATA, OWN_TASK = "arrays", "own"
 OnRound = Callable[[RoundRecord], None]
@@ -35,8 +36,9 @@ def run(
     train: tuple[Arrays, Arrays] | None = None,
     test: tuple[Arrays, Arrays] | None = None,
     layers: Sequence[str] | None = None,
-    loss: Callable[[Tensor, Arrays], Tensor] | None = None,
-    metric: Callable[[Tensor, Arrays], Tensor] | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    maximize: bool = True,
     out: str | Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
@@ -47,18 +49,31 @@ def run(
     Without `model` a paper task is run (`task=`, `data=`). With `model`, any `nn.Module` whose own weights
     are where training starts, `train` and `test` are (inputs, targets) pairs of arrays; inputs may be a dict
     of arrays, which the module gets as keywords. `layers` names the module's layers where they are not
-    plain to see; `loss(outputs, targets)` is a mean, `metric(outputs, targets)` a score per sample.
+    plain to see; `loss(outputs, targets)` is a mean, `metric(outputs, targets)` a score per sample: a function, or
+    {"mse": function} to name it. Without `metric` the score is the accuracy; with `maximize=False` a lower score is
+    better, e.g. for `target`.
     All settings of the command line are keywords. Records go to `out`, else to a temporary folder.
     """
     if (model is None) != (train is None) or (model is None) != (test is None):
         raise SettingError("model, train and test go together: give all three, or none for a paper task")
+    if model is None and (metric is not None or not maximize):
+        raise SettingError("metric and maximize need a model of your own: a paper task is scored by accuracy")
     chosen, given = _named(method, settings)
     given = with_public(given, [type(chosen) if chosen is not None else given["method"]])
     if model is not None:
         given = {**given, "task": OWN_TASK, "data": OWN_DATA}
     resolved = settings_of(given)
+    objective: Objective | None = None
+    if model is not None:
+        from fedpmt.training.objective import make_objective
+
+        objective = make_objective(loss, metric, maximize=maximize)
+        check_target(resolved.target, objective.score_name)
     if model is not None and train is not None and test is not None:
         digest = resolved.digest + _digest(model, *train, *test)
+        if objective is not None and objective.score_name != ACCURACY:
+            # A resumed run goes on with the same score.
+            digest += f" {objective.score_name} {'max' if maximize else 'min'}"
         resolved = resolved.model_copy(update={"digest": digest})
     if chosen is not None:
         names = {field.name for field in dataclasses.fields(chosen)}  # type: ignore[arg-type]
@@ -67,9 +82,9 @@ def run(
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-")) / "run"
 
     def problem() -> Problem:
-        if model is None or train is None or test is None:
+        if model is None or train is None or test is None or objective is None:
             return paper_problem_of(resolved)
-        return own_problem(resolved, model, train, test, layers, loss, metric)
+        return own_problem(resolved, model, train, test, layers, objective)
 
     return run_in(folder, resolved, problem, method=chosen, resume=resume, on_round=on_round)
 
@@ -197,8 +212,13 @@ def method_of(settings: Settings) -> Method[Any, Any]:
     return create(settings.method, settings.options, shared_of(settings))
 
 
-def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None:
-    """Refuse what can be known to be wrong before torch or data is loaded; a method may be given as a value."""
+def check(
+    settings: Settings, *, method: Method[Any, Any] | None = None, score_name: str | None = ACCURACY
+) -> None:
+    """Refuse what can be known to be wrong before torch or data is loaded.
+
+    A method may be given as a value; `score_name` is None where it is not known yet what a target is of.
+    """
     from fedpmt.data.partition import check_spec
     from fedpmt.data.public import check_public
     from fedpmt.devices.fleet import make_fleet
@@ -237,6 +257,8 @@ def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None
     if settings.allowance is not None:
         settings.allowance.check_levels(str(settings.budget), len(fleet.level_speeds))
     if settings.task != OWN_TASK:
+        if score_name is not None:
+            check_target(settings.target, score_name)
         layers = net(settings.task).layers
         count = settings.depths or net(settings.task).depths[0]
         if count > layers:
@@ -276,8 +298,7 @@ def own_problem(
     train: tuple[Arrays, Arrays],
     test: tuple[Arrays, Arrays],
     layers: Sequence[str] | None,
-    loss: Callable[[Tensor, Arrays], Tensor] | None,
-    metric: Callable[[Tensor, Arrays], Tensor] | None,
+    objective: Objective,
 ) -> Problem:
     """A user's own module and arrays."""
     import numpy as np
@@ -287,7 +308,6 @@ def own_problem(
     from fedpmt.models.layered import layered
     from fedpmt.simulation.problem import Problem, try_out
     from fedpmt.training.batches import placed
-    from fedpmt.training.objective import CLASSIFICATION, Objective
 
     data = federate_dataset(
         from_arrays(train, test),
@@ -300,7 +320,6 @@ def own_problem(
         validation=settings.validation,
     )
     example = placed(data.test.take(np.arange(2) % len(data.test))).inputs
-    objective = Objective(loss or CLASSIFICATION.loss, metric or CLASSIFICATION.score)
     problem = Problem(layered(model, layers=layers, example=example), data, objective)
     try_out(problem, settings)
     return problem

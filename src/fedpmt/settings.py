@@ -158,7 +158,9 @@ class Settings(BaseModel):
         ge=1,
         description="test samples that each device's own model is tested on, drawn once; none: all",
     )
-    target: float | None = Field(None, gt=0, le=1, description="stop at this accuracy")
+    target: float | None = Field(
+        None, description="stop when the score reaches this; an accuracy, unless you bring your own metric"
+    )
     time_budget: float | None = Field(None, gt=0, description="stop when the virtual clock passes this")
     checkpoint_seconds: float = Field(10.0, ge=0, description="real seconds between checkpoints")
     digest: str = Field(
@@ -202,6 +204,7 @@ class Settings(BaseModel):
         "checkpoint_seconds",
         "server_cap",
         "server_speed",
+        "target",
     )
     @classmethod
     def _finite(cls, value: float | None) -> float | None:

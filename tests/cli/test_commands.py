@@ -119,7 +119,7 @@ def test_run_ends_with_one_line_of_json(finished: tuple[Path, Called]) -> None:
         2,
     )
     assert result["virtual_seconds"] == rounds[-1].virtual_seconds
-    assert result["accuracy"] == rounds[-1].accuracy
+    assert result["accuracy"] == result["score"] == rounds[-1].accuracy == rounds[-1].score
     for key in ("bytes_up", "bytes_down", "operations"):
         assert result[key] == sum(getattr(one, key) for one in rounds)
     assert len(bytes.fromhex(result["weights_sha256"])) == 32
@@ -465,6 +465,9 @@ def test_report(tmp_path: Path, finished: tuple[Path, Called]) -> None:
     assert (text.code, text.out) == (0, "")
     assert str(other) in text.err
     assert other.exists()
+    refused = call("report", folder, "--out", tmp_path / "none.html", "--targets", "0.5,2")
+    assert refused.code == 2
+    assert "target must be > 0 and <= 1 for an accuracy (got 2)" in refused.err
 
 
 def test_report_names_its_own_file(elsewhere: Path, finished: tuple[Path, Called]) -> None:

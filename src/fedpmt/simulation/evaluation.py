@@ -1,4 +1,4 @@
-"""Test accuracy of what a method predicts with, in all and by class."""
+"""The score on the test set of what a method predicts with, in all and by class."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Evaluation:
     """Means over the test set."""
 
-    accuracy: float
+    score: float | None  # None where there is no model to evaluate yet
     loss: float | None
     by_class: dict[str, float] | None
 
@@ -110,4 +110,4 @@ def evaluate_personal(
             return float(work.evaluate(site, predictor.tensors, own, test).mean())
 
     means = list(executor.map(mean_score, owners))
-    return Evaluation(float(np.mean(means)) if means else 0.0, None, None)
+    return Evaluation(float(np.mean(means)) if means else None, None, None)

@@ -454,7 +454,7 @@ class Federation:
         return with_statistics(self.executor, predictor, self.problem.model.structure, shards)
 
     def evaluate(self, progress: Progress) -> dict[str, Any]:
-        """Accuracy and loss on the test set, as fields of a round's record."""
+        """Score and loss on the test set, as fields of a round's record."""
         predictor = self.predictor(progress)
         for name, tensor in predictor.tensors.items():
             if not bool(torch.isfinite(tensor).all()):
@@ -477,10 +477,12 @@ class Federation:
             found = evaluate_personal(self.executor, self.method.local(), predictor, owners)
         finite_loss = found.loss if found.loss is not None and np.isfinite(found.loss) else None
         return {
-            "accuracy": found.accuracy,
+            "score": found.score,
+            "score_name": self.problem.objective.score_name,
+            "maximize": self.problem.objective.maximize,
             "loss": finite_loss,
-            "accuracy_by_class": found.by_class,
-            "accuracy_by_level": self.by_level(found.by_class),
+            "score_by_class": found.by_class,
+            "score_by_level": self.by_level(found.by_class),
             "evaluates": predictor.kind,
         }
 
@@ -497,15 +499,15 @@ class Federation:
         return test if len(held) == len(test) else test.take(held)
 
     def by_level(self, by_class: dict[str, float] | None) -> dict[str, float] | None:
-        """Test accuracy with classes weighted as the devices of each level hold them."""
+        """The score with classes weighted as the devices of each level hold them."""
         if by_class is None or not self.held_by_level:
             return None
         labels = [int(label) for label in by_class]
-        accuracies = np.array(list(by_class.values()))
+        scores = np.array(list(by_class.values()))
         # Classes that the test set does not have say nothing of a level.
         held = {level: counts[labels] for level, counts in self.held_by_level.items()}
         return {
-            level: float(counts @ accuracies / counts.sum()) for level, counts in held.items() if counts.any()
+            level: float(counts @ scores / counts.sum()) for level, counts in held.items() if counts.any()
         }
 
     @cached_property

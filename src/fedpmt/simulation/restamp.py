@@ -51,7 +51,7 @@ def restamped(
             new = federation.record(progress, asked, verdict.outcomes, verdict.round_seconds)
             if _counting(new.devices) != _counting(old.devices):
                 return None
-            same = ("accuracy", "loss", "metrics", "evaluates", "server_operations")
+            same = ("score", "score_name", "maximize", "loss", "metrics", "evaluates", "server_operations")
             learned = {name: getattr(old, name) for name in same}
             stamped.append(new.model_copy(update={**learned, "round_seconds": round_seconds}))
     last = stamped[-1] if stamped else None
