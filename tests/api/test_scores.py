@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 INPUTS = np.random.default_rng(0).normal(size=(80, 4)).astype(np.float32)
 VALUES = 20 * (INPUTS @ np.array([1.0, -2.0, 0.5, 3.0], dtype=np.float32))[:, None]
 SPLIT: dict[str, Any] = {"train": (INPUTS[:60], VALUES[:60]), "test": (INPUTS[60:], VALUES[60:])}
-FEW: dict[str, Any] = {"devices": 4, "cohort": 2, "samples": 15, "batch": 5, "lr": 0.1, "epochs": 2, "rounds": 6}
+FEW: dict[str, Any] = {
+    "devices": 4,
+    "cohort": 2,
+    "samples": 15,
+    "batch": 5,
+    "lr": 0.1,
+    "epochs": 2,
+    "rounds": 6,
+}
 
 
 def squared(outputs: Tensor, wanted: Tensor) -> Tensor:

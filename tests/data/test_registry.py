@@ -10,8 +10,10 @@ import textwrap
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
+from fedpmt.data import federate_dataset, from_arrays
 from fedpmt.data.registry import DATASETS, default_for, find_dataset
 from fedpmt.models.nets import NETS
 from fedpmt.settings import resolve
@@ -105,6 +107,21 @@ def test_a_net_brings_its_data_set() -> None:
     assert default_for("fashion-mnist") == "fashion-mnist"
     with pytest.raises(SettingError, match="did you mean 'cnn-mnist'"):
         resolve({"task": "cnn-mnits"})
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"), [(np.arange(24) % 12, "12 classes"), (np.ones(24), "no classes")]
+)
+def test_data_that_a_net_cannot_tell_apart_is_refused(labels: np.ndarray, says: str) -> None:
+    """A new data set may have more classes than the paper's nets have outputs."""
+    from fedpmt.simulation.problem import paper_problem
+
+    arrays = (np.zeros((24, 1, 28, 28)), labels)
+    data = federate_dataset(
+        from_arrays(arrays, arrays), partition="iid", partition_seed=0, devices=2, samples=12
+    )
+    with pytest.raises(SettingError, match=f"'cnn-mnist' tells 10 classes apart, .* has {says}"):
+        paper_problem(resolve({"task": "cnn-mnist"}), data)
 
 
 @pytest.mark.parametrize("text", ["mnist:3", "embedded:", "syntetic", "", "arrays:3"])
