@@ -139,7 +139,7 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
     whose = "as in FedPMT's paper" if contest.data in DATA.values() else "ours"
     held = {key.replace("_", "-"): value for key, value in api.HELD_OUT.items()}
     server = personal = adam = ""
-    if any(method_class(entrant.method).server_work for entrant in contest.entrants):
+    if any(method_class(entrant.method)().traits.server_work for entrant in contest.entrants):
         server = (
             f"The server's work is at most {one.server_cap:g} times its devices' operations a round, and takes no "
             "virtual time. "
@@ -177,12 +177,12 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
 
 def needs(entrant: Entrant) -> dict[str, str]:
     """What a method needs and tells, by its own declarations."""
-    method = create(entrant.method, entrant.options, {})
-    data = {"unlabelled": method.needs_public, "labelled (validation)": method.needs_validation}
+    traits = create(entrant.method, entrant.options, {}).traits
+    data = {"unlabelled": traits.needs_public, "labelled (validation)": traits.needs_validation}
     return {
         "data": ", ".join(word for word, on in data.items() if on),
-        "state": method.keeps,
-        "discloses": method.discloses,
+        "state": traits.keeps,
+        "discloses": traits.discloses,
     }
 
 
@@ -210,7 +210,7 @@ def _server(every: Sequence[Score]) -> str:
             shares.append(f"{done.mean / devices.mean:.2g}")
     if not shares:
         return ""
-    what = method_class(every[0].entrant.method).server_work
+    what = method_class(every[0].entrant.method)().traits.server_work
     return f"{what}, {' or '.join(dict.fromkeys(shares))} × devices' operations"
 
 

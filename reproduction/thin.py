@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from fedpmt.records import DeviceRecord, ResultRecord, RoundRecord, RunRecord
+from fedpmt.records import DeviceRecord, ResultRecord, RoundRecord, RunRecord, migrate
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SUFFIX = ".json"
-LEFT_OUT = frozenset({"devices", "accuracy_by_level", "accuracy_by_class"})
+LEFT_OUT = frozenset({"devices", "score_by_level", "score_by_class"})
 """Of every round but the last one that was evaluated; devices are kept by column."""
 
 
@@ -24,7 +24,7 @@ def thin(run: RunRecord) -> bytes:
         raise SettingError(f"'{run.folder}' is not finished")
     rounds = [one.model_dump(mode="json") for one in run.rounds]
     devices = [one.pop("devices") for one in rounds]
-    last: dict[str, Any] = next((one for one in reversed(rounds) if one["accuracy"] is not None), {})
+    last: dict[str, Any] = next((one for one in reversed(rounds) if one["score"] is not None), {})
     kept = {
         "settings": run.settings,
         "result": {**run.result.model_dump(mode="json"), "run": ""},
@@ -53,8 +53,8 @@ def thick(data: bytes, path: Path) -> RunRecord:
             for one, members in zip(_rows(kept["rounds"]), devices, strict=True)
         ]
         for place in range(len(rounds) - 1, -1, -1):
-            if rounds[place].accuracy is not None:
-                rounds[place] = rounds[place].model_copy(update=kept["last"])
+            if rounds[place].score is not None:
+                rounds[place] = rounds[place].model_copy(update=migrate(kept["last"]))
                 break
         result = ResultRecord.model_validate(kept["result"])
         return RunRecord(

@@ -337,7 +337,7 @@ def lost(accuracies: list[float | None], **changes: Any) -> RunRecord:
     one = run(accuracies, **changes)
     assert one.result is not None
     return one.model_copy(
-        update={"result": one.result.model_copy(update={"stopped": "diverged", "accuracy": 0.1})}
+        update={"result": one.result.model_copy(update={"stopped": "diverged", "score": 0.1})}
     )
 
 

@@ -44,7 +44,7 @@ def test_a_thin_record_is_the_run_without_its_details(tmp_path: Path) -> None:
     assert read.result is not None
     assert run.result is not None
     assert read.result.model_dump(exclude={"run"}) == run.result.model_dump(exclude={"run"})
-    details = {"accuracy_by_level", "accuracy_by_class"}
+    details = {"score_by_level", "score_by_class"}
     for mine, own in zip(read.rounds, run.rounds, strict=True):
         assert mine.model_dump(exclude=details) == own.model_dump(exclude=details)
     assert read.rounds[-1] == run.rounds[-1]
@@ -160,7 +160,7 @@ def test_another_clock_gives_the_record_that_training_again_would(
     new = played(tmp_path, method=method, **change)
     stamped = api.restamp(old, settings(method=method, **change))
     assert stamped is not None
-    details = {"accuracy_by_level", "accuracy_by_class"}
+    details = {"score_by_level", "score_by_class"}
     for mine, own in zip(stamped.rounds, new.rounds, strict=True):
         assert mine.model_dump(exclude=details) == own.model_dump(exclude=details)
     assert stamped.result is not None

@@ -21,8 +21,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedpmt.report.quantities import score_title
+
 if TYPE_CHECKING:
-    from fedpmt.records import RoundRecord
+    from fedpmt.records import ResultRecord, RoundRecord
     from fedpmt.simulation.loop import OnRound
 
 PLAIN_SECONDS = 5.0
@@ -57,16 +59,16 @@ def progress(label: str, rounds: int) -> Iterator[OnRound]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
+        TextColumn("{task.fields[score]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(label, total=rounds, accuracy="")
+        task = bar.add_task(label, total=rounds, score="")
 
         def on_round(record: RoundRecord) -> None:
-            shown = {} if record.accuracy is None else {"accuracy": f"accuracy {record.accuracy:.1%}"}
-            bar.update(task, completed=record.round, **shown)  # type: ignore[arg-type]
+            shown: dict[str, Any] = {} if record.score is None else {"score": named_score(record)}
+            bar.update(task, completed=record.round, **shown)
 
         yield on_round
 
@@ -83,10 +85,10 @@ def _lines(label: str, rounds: int) -> OnRound:
         if now - last < PLAIN_SECONDS and record.round < rounds:
             return
         last = now
-        accuracy = "" if record.accuracy is None else f", accuracy {record.accuracy:.1%}"
+        score = "" if record.score is None else f", {named_score(record)}"
         done = record.round - first_round + 1
         left = (now - begun) / done * (rounds - record.round)
-        say(f"{label}: round {record.round}/{rounds}{accuracy}, {now - begun:.0f} s, about {left:.0f} s left")
+        say(f"{label}: round {record.round}/{rounds}{score}, {now - begun:.0f} s, about {left:.0f} s left")
 
     return on_round
 
@@ -99,6 +101,26 @@ def number(value: float | None, digits: int = 1) -> str:
 def percent(value: float | None) -> str:
     """A share."""
     return "-" if value is None else f"{value:.1%}"
+
+
+def score(record: RoundRecord | ResultRecord) -> str:
+    """A score: in percent if it is an accuracy, else as a plain number."""
+    if record.score is None or record.accuracy is not None:
+        return percent(record.accuracy)
+    return f"{record.score:.4g}"
+
+
+def named_score(record: RoundRecord | ResultRecord) -> str:
+    """A score with its name."""
+    return f"{record.score_name} {score(record)}"
+
+
+def result_fields(result: ResultRecord) -> dict[str, Any]:
+    """What a run ended with, its score under its own name."""
+    values = {**result.model_dump(mode="json"), "score": score(result)}
+    title = score_title(result.score_name)
+    hidden = ("score_name", "maximize")
+    return {title if key == "score" else key: value for key, value in values.items() if key not in hidden}
 
 
 def as_rows(values: dict[str, Any]) -> list[list[str]]:

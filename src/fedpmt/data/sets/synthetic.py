@@ -11,15 +11,14 @@ Device k has a linear model of its own and inputs around a centre of its own:
 from __future__ import annotations
 
 import math
-from typing import Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from fedpmt.data.base import FederatedData, count_labels
-from fedpmt.data.public import noise, unlabelled
-from fedpmt.seeds import generator
-from fedpmt.settings import held_out, parse_public
+from fedpmt.data.description import Dataset, Defaults
 from fedpmt.types import Examples, SettingError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 CLASSES: Final = 10
 INPUT_SHAPE: Final = (60,)
@@ -28,21 +27,19 @@ _TEST_DEVICES: Final = 100
 _HELD_OUT: Final = 10_000
 
 
-def parse(name: str) -> tuple[float, float]:
-    """The α and β of a data set's name.
+def parse(argument: str) -> tuple[float, float]:
+    """Read α and β.
 
-    >>> parse("synthetic"), parse("synthetic:0,0.5")
-    ((1.0, 1.0), (0.0, 0.5))
+    >>> parse("0,0.5")
+    (0.0, 0.5)
     """
-    if name == "synthetic":
-        return 1.0, 1.0
     try:
-        numbers = [float(part) for part in name.removeprefix("synthetic:").split(",")]
+        numbers = [float(part) for part in argument.split(",")]
     except ValueError:
         numbers = []
     if len(numbers) != 2 or not all(math.isfinite(number) and number >= 0 for number in numbers):
         raise SettingError(
-            f"data = '{name}' is refused: write synthetic:ALPHA,BETA with two numbers of at least 0"
+            f"data must be synthetic:ALPHA,BETA with two finite numbers >= 0 (got 'synthetic:{argument}')"
         )
     return numbers[0], numbers[1]
 
@@ -64,6 +61,9 @@ class SyntheticData(FederatedData):
         public: str = "none",
         validation: float = 0.0,
     ) -> None:
+        from fedpmt.data.public import noise, unlabelled
+        from fedpmt.data.spec import held_out, parse_public
+
         self.name = f"synthetic:{alpha:g},{beta:g}"
         self.devices = devices
         self._alpha, self._beta, self._seed, self._samples = alpha, beta, seed, samples
@@ -78,7 +78,7 @@ class SyntheticData(FederatedData):
             self.public = noise(int(number), self.test.inputs, seed)
         elif kind != "none":
             raise SettingError(
-                f"public = '{public}' is refused: data = '{self.name}' goes with holdout:SHARE or generated:N"
+                f"public must be none, holdout:SHARE or generated:N with data = '{self.name}' (got '{public}')"
             )
         if counts[1]:
             self.validation = self._fresh(counts[1], "synthetic/validation")
@@ -90,6 +90,8 @@ class SyntheticData(FederatedData):
 
     def shard(self, device: int) -> Examples:
         """The device's samples, numbered through the fleet."""
+        import numpy as np
+
         self._check(device)
         inputs, targets = self._draw(device, self._samples, "synthetic/train")
         return Examples(inputs, targets, device * self._samples + np.arange(self._samples))
@@ -104,6 +106,8 @@ class SyntheticData(FederatedData):
 
     def _fresh(self, count: int, purpose: str) -> Examples:
         """Fresh samples of devices spread evenly over the fleet, as many of each."""
+        import numpy as np
+
         asked = min(self.devices, _TEST_DEVICES)
         each, extra = divmod(count, asked)
         draws = [
@@ -114,6 +118,10 @@ class SyntheticData(FederatedData):
         return Examples(inputs, targets, np.arange(count))
 
     def _draw(self, device: int, count: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
+        import numpy as np
+
+        from fedpmt.seeds import generator
+
         size = math.prod(self._shape)
         own = generator(self._seed, "synthetic/device", None, device)
         model_mean = own.normal(0.0, math.sqrt(self._alpha))  # u_k ~ N(0, α)
@@ -127,3 +135,39 @@ class SyntheticData(FederatedData):
         # y = argmax(W_k x + b_k)
         targets = (inputs @ weights.T + bias).argmax(axis=1)
         return inputs.astype(np.float32).reshape(count, *self._shape), targets.astype(np.int64)
+
+
+def draw(
+    argument: str,
+    *,
+    seed: int,
+    devices: int,
+    samples: int,
+    input_shape: tuple[int, ...] | None,
+    public: str,
+    validation: float,
+) -> SyntheticData:
+    """Draw the data of a fleet; without an argument α = β = 1."""
+    alpha, beta = parse(argument) if argument else (1.0, 1.0)
+    return SyntheticData(
+        alpha=alpha,
+        beta=beta,
+        seed=seed,
+        devices=devices,
+        samples=samples,
+        input_shape=input_shape,
+        public=public,
+        validation=validation,
+    )
+
+
+DATASET = Dataset(
+    name="synthetic",
+    shape=INPUT_SHAPE,
+    classes=CLASSES,
+    defaults=Defaults(devices=100, samples=100, cohort=10, batch=10, lr=0.01, rounds=100),
+    draw=draw,
+    built_in="it is drawn when it is used",
+    argument="ALPHA,BETA",
+    check=parse,
+)
