@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from fedpmt import records
 from fedpmt.methods.registry import METHODS, create, fields, method_class, method_names, name_of, short_name
-from fedpmt.records import RoundRecord, RunRecord, read_run
+from fedpmt.records import ACCURACY, RoundRecord, RunRecord, check_target, read_run
 from fedpmt.settings import RunSettings, Settings, resolve
 from fedpmt.simulation.runner import exclusive, open_folder, simulate
 from fedpmt.training.optimizers import Custom, Optimizer
@@ -27,10 +27,11 @@ from fedpmt.training.server import make_server, server_settings
 from fedpmt.types import Arrays, SettingError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from fedpmt.methods.base import Method
     from fedpmt.simulation.problem import Problem
+    from fedpmt.training.objective import Loss, Metric, Objective
 
 OWN_DATA, OWN_TASK = "arrays", "own"
 CUSTOM = "custom"
@@ -59,8 +60,9 @@ def run(
     train: tuple[Arrays, Arrays] | None = None,
     test: tuple[Arrays, Arrays] | None = None,
     layers: Sequence[str] | None = None,
-    loss: Callable[[Tensor, Arrays], Tensor] | None = None,
-    metric: Callable[[Tensor, Arrays], Tensor] | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    maximize: bool = True,
     out: str | Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
@@ -77,7 +79,8 @@ def run(
         test: The same for the test set.
         layers: The module's layers in the order of the forward pass, where they are not plain to see.
         loss: `loss(outputs, targets)`, a mean over the batch; default: cross-entropy.
-        metric: `metric(outputs, targets)`, a score per sample; default: accuracy.
+        metric: `metric(outputs, targets)`, a score per sample, or {"mse": function} to name it; default: accuracy.
+        maximize: Whether a higher score is better, e.g. for `target`.
         out: The folder of the records; default: a new temporary folder.
         resume: Whether to continue the run in that folder.
         on_round: Called with the record of each round.
@@ -97,7 +100,15 @@ def run(
         1
     """
     request = make_request(
-        method, settings, model=model, train=train, test=test, layers=layers, loss=loss, metric=metric
+        method,
+        settings,
+        model=model,
+        train=train,
+        test=test,
+        layers=layers,
+        loss=loss,
+        metric=metric,
+        maximize=maximize,
     )
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-")) / "run"
     return start(request, folder, resume=resume, on_round=on_round)
@@ -111,8 +122,9 @@ def compare(
     train: tuple[Arrays, Arrays] | None = None,
     test: tuple[Arrays, Arrays] | None = None,
     layers: Sequence[str] | None = None,
-    loss: Callable[[Tensor, Arrays], Tensor] | None = None,
-    metric: Callable[[Tensor, Arrays], Tensor] | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    maximize: bool = True,
     out: str | Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
@@ -136,8 +148,18 @@ def compare(
         ['fedpmt', 'fedavg']
     """
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-"))
-    own = {"model": model, "train": train, "test": test, "layers": layers, "loss": loss, "metric": metric}
-    requests = compare_requests(methods, seeds, settings, **own)
+    requests = compare_requests(
+        methods,
+        seeds,
+        settings,
+        model=model,
+        train=train,
+        test=test,
+        layers=layers,
+        loss=loss,
+        metric=metric,
+        maximize=maximize,
+    )
     runs = []
     for name, request in requests:
         context = contextlib.nullcontext((None, on_round)) if watch is None else watch(request, folder / name)
@@ -172,12 +194,15 @@ def make_request(
     train: tuple[Arrays, Arrays] | None = None,
     test: tuple[Arrays, Arrays] | None = None,
     layers: Sequence[str] | None = None,
-    loss: Callable[[Tensor, Arrays], Tensor] | None = None,
-    metric: Callable[[Tensor, Arrays], Tensor] | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    maximize: bool = True,
 ) -> Request:
     """Resolve and check everything that can be known before torch or data is loaded."""
     if (model is None) != (train is None) or (model is None) != (test is None):
         raise SettingError("model, train and test go together: give all three, or none for a paper task")
+    if model is None and (metric is not None or not maximize):
+        raise SettingError("metric and maximize need a model of your own: a paper task is scored by accuracy")
     given, optimizer, rate = _own_training(settings)
     if not isinstance(method, str):
         given = {**given, **_settings_of_value(method, given)}
@@ -186,21 +211,28 @@ def make_request(
     if model is not None:
         given = {**given, "task": OWN_TASK, "data": OWN_DATA}
     resolved = settings_of(given)
+    objective = None
     if model is not None and train is not None and test is not None:
+        from fedpmt.training.objective import make_objective
+
+        objective = make_objective(loss, metric, maximize=maximize)
         digest = resolved.digest + _digest(model, *train, *test)
+        if objective.score_name != ACCURACY:
+            # A resumed run goes on with the same score.
+            digest += f" {objective.score_name} {'max' if maximize else 'min'}"
         resolved = resolved.model_copy(update={"digest": digest})
     chosen = method_of(resolved)
     if not isinstance(method, str):
         chosen = dataclasses.replace(method, **_shared_fields(resolved, method))  # type: ignore[type-var]
 
     def problem() -> Problem:
-        if model is None or train is None or test is None:
+        if model is None or train is None or test is None or objective is None:
             found = paper_problem_of(resolved)
         else:
-            found = own_problem(resolved, model, train, test, layers, loss, metric)
+            found = own_problem(resolved, model, train, test, layers, objective)
         return dataclasses.replace(found, optimizer=optimizer, rate=rate)
 
-    check(resolved, method=chosen)
+    check(resolved, method=chosen, score_name=ACCURACY if objective is None else objective.score_name)
     return Request(resolved, chosen, problem)
 
 
@@ -376,8 +408,13 @@ def method_of(settings: Settings) -> Method[Any, Any]:
     return create(settings.method, settings.options, shared_of(settings))
 
 
-def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None:
-    """Refuse what can be known to be wrong before torch or data is loaded; a method may be given as a value."""
+def check(
+    settings: Settings, *, method: Method[Any, Any] | None = None, score_name: str | None = ACCURACY
+) -> None:
+    """Refuse what can be known to be wrong before torch or data is loaded.
+
+    A method may be given as a value; `score_name` is None where it is not known yet what a target is of.
+    """
     from fedpmt.data.partition import check_spec
     from fedpmt.data.public import check_public
     from fedpmt.devices.fleet import make_fleet
@@ -419,6 +456,8 @@ def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None
     fleet = make_fleet(settings)
     if settings.limits is not None:
         settings.limits.check_levels(str(settings.budget), len(fleet.level_speeds))
+    if score_name is not None:
+        check_target(settings.target, score_name)
     if settings.task != OWN_TASK:
         layers = net(settings.task).layers
         count = settings.depths or net(settings.task).depths[0]
@@ -459,8 +498,7 @@ def own_problem(
     train: tuple[Arrays, Arrays],
     test: tuple[Arrays, Arrays],
     layers: Sequence[str] | None,
-    loss: Callable[[Tensor, Arrays], Tensor] | None,
-    metric: Callable[[Tensor, Arrays], Tensor] | None,
+    objective: Objective,
 ) -> Problem:
     """A user's own module and arrays."""
     import numpy as np
@@ -470,7 +508,6 @@ def own_problem(
     from fedpmt.models.layered import layered
     from fedpmt.simulation.problem import Problem, try_out
     from fedpmt.training.batches import placed
-    from fedpmt.training.objective import CLASSIFICATION, Objective
 
     data = federate_dataset(
         from_arrays(train, test),
@@ -483,7 +520,6 @@ def own_problem(
         validation=settings.validation,
     )
     example = placed(data.test.take(np.arange(2) % len(data.test))).inputs
-    objective = Objective(loss or CLASSIFICATION.loss, metric or CLASSIFICATION.score)
     problem = Problem(layered(model, layers=layers, example=example), data, objective)
     try_out(problem, settings)
     return problem

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from fedpmt.kernels.native import library
 
 from benchmarks import draw, own
 from benchmarks.__main__ import main, own_text, parser
@@ -19,7 +20,6 @@ from benchmarks.runner import Way, _parse, command, ways
 from benchmarks.scale import Point, ScaleResults, places
 from benchmarks.settings import SETTINGS, SMOKE, Variant
 from benchmarks.summary import Spread, partial, ratio, rows, share_of_peak, spread, tolerance
-from fedpmt.kernels.native import library
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-
 from fedpmt.kernels.fused import fused_train, fusible
+from fedpmt.pricing.budget import Budget
+
 from fedpmt.methods.base import Prototype, Round, Setup
 from fedpmt.models.build import build
 from fedpmt.models.nets import NETS
 from fedpmt.parts.part import GLOBAL
-from fedpmt.pricing.budget import Budget
 from fedpmt.seeds import Seeds, generator
 from fedpmt.training.local import LocalSettings, Site, train
 from fedpmt.training.messages import Client, Task

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from fedpmt.pricing.budget import Budget
 from torch import nn
 
 from fedpmt.methods.base import Prototype, Round, Setup
 from fedpmt.models.layered import layered
 from fedpmt.parts.part import GLOBAL
-from fedpmt.pricing.budget import Budget
 from fedpmt.seeds import Seeds
 from fedpmt.training.local import LocalSettings, Site, train
 from fedpmt.training.messages import Client

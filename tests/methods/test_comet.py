@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.training.codistillation import ANSWERS, CENTROIDS, Personal, drawn, nearest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from fedpmt.parts.width import thinned
 from fedpmt.records import DEVICES
 from fedpmt.simulation.assemble import make_price
 from fedpmt.simulation.checkpoint import read_value
-from fedpmt.training.codistillation import ANSWERS, CENTROIDS, Personal, drawn, nearest
 from fedpmt.training.local import LocalWork, train
 from fedpmt.training.messages import Task
 from fedpmt.types import MODEL, SettingError

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from fedpmt.kernels.fused import fusible
 from narrow_runs import check_fast_path, local_round
 from torch.nn import functional
 
-from fedpmt.kernels.fused import fusible
 from fedpmt.methods.feddrop import FedDrop
 from fedpmt.models.nets import NETS
 from fedpmt.parts.part import Indices

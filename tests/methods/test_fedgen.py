@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.training.latent import (
+    COUNTS,
+    GENERATOR,
+    GeneratorWork,
+    diversity,
+    generate,
+    new_generator,
+    noise_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -18,15 +27,6 @@ from fedpmt import api
 from fedpmt.methods.fedgen import FedGen
 from fedpmt.records import DEVICES, MODEL_FILE
 from fedpmt.simulation.checkpoint import read_value
-from fedpmt.training.latent import (
-    COUNTS,
-    GENERATOR,
-    GeneratorWork,
-    diversity,
-    generate,
-    new_generator,
-    noise_of,
-)
 from fedpmt.types import MODEL, SettingError
 from support import Bench, samples
 

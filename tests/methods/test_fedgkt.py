@@ -8,15 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import nn
-from torch.nn import functional
-
-from fedpmt import api
-from fedpmt.methods.fedgkt import FedGKT
-from fedpmt.records import DEVICES, MODEL_FILE
-from fedpmt.simulation.checkpoint import read_value
-from fedpmt.training.local import train
 from fedpmt.training.transfer import (
     EDGE,
     FEATURES,
@@ -28,6 +19,15 @@ from fedpmt.training.transfer import (
     Edge,
     knowledge,
 )
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+
+from fedpmt import api
+from fedpmt.methods.fedgkt import FedGKT
+from fedpmt.records import DEVICES, MODEL_FILE
+from fedpmt.simulation.checkpoint import read_value
+from fedpmt.training.local import train
 from fedpmt.types import MODEL, SettingError
 from support import Bench, samples
 

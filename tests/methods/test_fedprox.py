@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from fedpmt.pricing.budget import Budget, Usage
+from fedpmt.training.proximal import ProximalWork
 from hypothesis import given
 from hypothesis import strategies as st
 from quadratics import Quadratics
@@ -18,13 +20,11 @@ from fedpmt import api
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.fedprox import FedProx
 from fedpmt.parts.part import GLOBAL
-from fedpmt.pricing.budget import Budget, Usage
 from fedpmt.resources import ROUNDING
 from fedpmt.seeds import Seeds
 from fedpmt.training.local import LocalWork, Site, train
 from fedpmt.training.messages import Client
 from fedpmt.training.objective import CLASSIFICATION
-from fedpmt.training.proximal import ProximalWork
 from fedpmt.types import MODEL, SettingError
 from support import SMALL, Bench, flat_cost, samples
 

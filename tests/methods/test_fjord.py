@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.training.nested import WIDTHS, NestedWork
+from fedpmt.training.widths import outputs_at, statistics_of
 from narrow_runs import check_fast_path, takes_fast_path
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,9 +21,7 @@ from fedpmt.parts.width import corners
 from fedpmt.pricing.cost import Cost, Memory
 from fedpmt.simulation.loop import payload_bytes
 from fedpmt.training.local import LocalSettings, Run, Site, sgd_step
-from fedpmt.training.nested import WIDTHS, NestedWork
 from fedpmt.training.objective import CLASSIFICATION
-from fedpmt.training.widths import outputs_at, statistics_of
 from fedpmt.types import MODEL, SettingError
 from models.nets_of_users import ResNet
 from support import Bench, samples
@@ -188,7 +188,16 @@ class TestDistillation:
 
 
 def cost(operations: float, activations: int) -> Cost:
-    return Cost(0, operations, 0, 0, 10, 0.5, Memory(0, 0, activations, 0), sustained=operations + 10)
+    return Cost(
+        0,
+        operations,
+        0,
+        0,
+        10,
+        0.5,
+        Memory(0, 0, activations, 0, step=activations),
+        sustained=operations + 10,
+    )
 
 
 def test_price_is_the_mean_over_widths_or_both_together() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.pricing.budget import Budget
 from narrow_runs import check_fast_path, local_round, takes_fast_path
 from torch import nn
 
@@ -19,7 +20,6 @@ from fedpmt.models.layered import layered
 from fedpmt.models.nets import NETS
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL, Whole, size
-from fedpmt.pricing.budget import Budget
 from fedpmt.pricing.price import Price
 from fedpmt.seeds import Seeds, generator
 from fedpmt.training.local import LocalSettings, Site, train

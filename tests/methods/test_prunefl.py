@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.pricing.budget import Budget
+from fedpmt.training.masked import SQUARES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -20,12 +22,10 @@ from fedpmt.methods.prunefl import Initial, PruneFL, Sparse
 from fedpmt.parts.depth import full
 from fedpmt.parts.mask import rearranged, strongest, worthwhile
 from fedpmt.parts.part import GLOBAL, Mask, Whole
-from fedpmt.pricing.budget import Budget
 from fedpmt.pricing.price import Price
 from fedpmt.simulation.assemble import assembled
 from fedpmt.simulation.checkpoint import read_value, write_value
 from fedpmt.simulation.loop import payload_bytes
-from fedpmt.training.masked import SQUARES
 from fedpmt.types import MODEL, SettingError
 from support import SMALL, Bench, samples
 

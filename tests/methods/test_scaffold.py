@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.training.control import CONTROL, Control, ControlledWork, effective_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratics import WEIGHT, Quadratics
@@ -22,7 +23,6 @@ from fedpmt.parts.part import GLOBAL
 from fedpmt.records import DEVICES
 from fedpmt.simulation.assemble import assembled, make_price
 from fedpmt.simulation.loop import payload_bytes
-from fedpmt.training.control import CONTROL, Control, ControlledWork, effective_steps
 from fedpmt.types import MODEL, SettingError
 from support import SMALL, Bench, samples
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.training.widths import statistics_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -23,7 +24,6 @@ from fedpmt.seeds import Seeds
 from fedpmt.simulation.loop import payload_bytes
 from fedpmt.training.local import Site
 from fedpmt.training.objective import CLASSIFICATION, Objective
-from fedpmt.training.widths import statistics_of
 from fedpmt.types import MODEL, SettingError
 from support import Bench, samples, small_net
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
 from fedpmt.cli.runs import Json, Resume, request_for
 from fedpmt.records import DeviceRecord, RunRecord
+from fedpmt.report.quantities import score_title
 from fedpmt.types import SettingError, shown_bytes
 
 Out = Annotated[
@@ -104,7 +106,7 @@ def deploy(
     if finished.result is None:
         raise SettingError(f"'{places.run}' is not finished")
     if as_json:
-        print(finished.result.model_dump_json())
+        print(json.dumps(finished.result.as_json()))
         return
     _tables(finished)
 
@@ -114,7 +116,7 @@ def _tables(finished: RunRecord) -> None:
     result = finished.result
     assert result is not None
     shown = {
-        "accuracy": show.percent(result.accuracy),
+        score_title(result.score_name): show.score(result),
         "rounds": str(result.rounds),
         "seconds": show.number(result.virtual_seconds),
         "uploaded": shown_bytes(result.bytes_up),

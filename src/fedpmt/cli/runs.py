@@ -15,7 +15,7 @@ from fedpmt import api, records
 from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
 from fedpmt.methods.registry import fields, method_class, method_names
-from fedpmt.records import RunRecord
+from fedpmt.records import ResultRecord, RunRecord
 from fedpmt.report import tables
 from fedpmt.report.budgets import ACTIONS, BudgetRow, budgets
 from fedpmt.settings import Settings
@@ -65,12 +65,12 @@ def run(
     with watched(request, folder) as (on_start, on_round):
         finished = api.start(request, folder, resume=resume, on_round=on_round, on_start=on_start)
     if as_json:
-        print(_result(finished))
+        print(json.dumps(_result(finished).as_json()))
         return
     show.table(
         f"{settings.method} on {settings.data}, {settings.partition}",
         ("", "value"),
-        show.as_rows(json.loads(_result(finished))),
+        show.as_rows(show.result_fields(_result(finished))),
     )
     _show_budgets(budgets([finished]))
 
@@ -105,7 +105,7 @@ def compare(
     finished = api.compare(methods, seeds=chosen, out=parent, resume=resume, watch=watched, **given)
     spent = budgets(finished)
     if as_json:
-        document: dict[str, Any] = {"runs": [json.loads(_result(one)) for one in finished]}
+        document: dict[str, Any] = {"runs": [_result(one).as_json() for one in finished]}
         if spent:
             document["budget"] = [dataclasses.asdict(row) for row in spent]
         print(json.dumps(document))
@@ -116,9 +116,9 @@ def compare(
         list(summary[0]),
         [list(row.values()) for row in summary],
     )
-    targets = (first.target,) if first.target else tables.default_targets(finished)
-    if targets:
-        reached = sorted(tables.time_to_target(finished, targets), key=lambda row: row.target)
+    targets = None if first.target is None else (first.target,)
+    reached = sorted(tables.time_to_target(finished, targets), key=lambda row: row.target)
+    if reached:
         rows = [row.texts() for row in reached]
         show.table("Time to target", list(rows[0]), [list(row.values()) for row in rows], left=2)
     _show_budgets(spent)
@@ -184,10 +184,10 @@ def watched(request: api.Request, folder: Path) -> Iterator[tuple[Callable[[], N
         raise
 
 
-def _result(finished: RunRecord) -> str:
+def _result(finished: RunRecord) -> ResultRecord:
     if finished.result is None:
         raise SettingError(f"'{finished.folder}' is not finished")
-    return finished.result.model_dump_json()
+    return finished.result
 
 
 def _fresh(folder: Path) -> Path:
