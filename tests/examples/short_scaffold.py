@@ -31,11 +31,11 @@ class Controlled(fl.LocalWork[dict[str, torch.Tensor]]):
         return {}
 
     def correct(self, run: fl.Run[Any], gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        own, control = run.job.own, run.task.tensors["control"]
+        own, control = run.job.own or {}, run.task.tensors["control"]
         return {name: g + (control[name] - own.get(name, 0)) for name, g in gradients.items()}
 
     def reply(self, run: fl.Run[Any]) -> tuple[fl.Outcome, dict[str, torch.Tensor]]:
-        own, sent, moved = run.job.own, run.task.tensors, run.steps * run.site.settings.learning_rate
+        own, sent, moved = run.job.own or {}, run.task.tensors, run.steps * run.site.settings.learning_rate
         change = {
             n: (sent[MODEL][n] - run.params[n].detach()) / moved - c for n, c in sent["control"].items()
         }

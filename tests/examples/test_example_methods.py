@@ -140,7 +140,7 @@ class TestBlocks:
         assert bench.task(0, 0, 1.0).offer[0].label == "layers 3-3"  # nothing fits: the classifier
 
     def test_a_budget_acts_on_each_device(self) -> None:
-        run = api.run(Blocks(), **{**SMALL, "budget": "operations=0.6"})  # type: ignore[arg-type]
+        run = api.run(Blocks(), **{**SMALL, "budget": "operations=0.6"})
         assert run.result is not None
         assert run.result.budget_action == "device"
         devices = [device for step in run.rounds for device in step.devices]
@@ -177,7 +177,8 @@ class TestFedNova:
         factor = [1 - (1 - rate) ** steps for steps in (1, 4)]
         plain = 0.8 * factor[1] / (0.2 * factor[0] + 0.8 * factor[1])
         normalised = 0.8 * factor[1] / 4 / (0.2 * factor[0] + 0.8 * factor[1] / 4)
-        assert (plain, normalised) == (pytest.approx(0.94, abs=0.001), pytest.approx(0.798, abs=0.001))
+        assert plain == pytest.approx(0.94, abs=0.001)
+        assert normalised == pytest.approx(0.798, abs=0.001)
         assert rest(FedAvg(), rate) == pytest.approx(plain, abs=1e-4)
         assert rest(FedNova(), rate) == pytest.approx(normalised, abs=1e-4)
 
