@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
-from fedpmt.kernels.native import native_add_at, native_fold
+from fedpmt import kernels
 from fedpmt.parts.part import Indices, Whole, add_at, take
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class CoverageMean:
             if not isinstance(cover, torch.Tensor):
                 self._covers[name] = cover = torch.full_like(current, cover)
             sums = self._sums[name]
-            if not isinstance(selection, Indices) or not native_add_at(
+            if not isinstance(selection, Indices) or not kernels.add_at(
                 sums, cover, selection.axes, difference, weight
             ):
                 add_at(sums, selection, difference)
@@ -111,7 +111,7 @@ class CoverageMean:
         if fresh:
             self._sums[name] = _room(current)
         tensors = [tensor for tensor, _ in waiting]
-        if native_fold(self._sums[name], current, tensors, [share for _, share in waiting], fresh=fresh):
+        if kernels.fold(self._sums[name], current, tensors, [share for _, share in waiting], fresh=fresh):
             return
         buffer = torch.empty_like(current.reshape(-1)[:BLOCK])
         for total, now, *trained in _blocks(self._sums[name], current, *tensors):

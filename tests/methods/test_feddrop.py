@@ -8,10 +8,9 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from narrow_runs import check_fast_path, local_round
+from narrow_runs import check_fast_path, in_single_precision, local_round, takes_fast_path
 from torch.nn import functional
 
-from fedpmt.kernels.fused import fusible
 from fedpmt.methods.feddrop import FedDrop
 from fedpmt.models.nets import NETS
 from fedpmt.parts.part import Indices
@@ -71,9 +70,8 @@ def test_scaled_inputs_are_trained_alike_by_compiled_passes(net: str) -> None:
     """The fast path knows no factor on a weight that its bias does not have; passes are compiled all the same."""
     method = FedDrop(scope="all", scaling=True, match="within")
     site, task, data = local_round(method, net)
-    assert not fusible(method.local(), site, task, task.offer[0], data)
-    short = {name: tensor.float() for name, tensor in task.tensors[MODEL].items()}
-    single, data = replace(task, tensors={MODEL: short}), replace(data, inputs=data.inputs.float())
+    single, data = in_single_precision(task, data)
+    assert not takes_fast_path(method, net)
     fast, oracle = (
         train(
             method.local(),

@@ -1,5 +1,5 @@
-/* Local SGD on a chain of common layers, one device on one core: what `fused.py` does, without an interpreter between
- * its steps; and the server's sum of replies. Compiled on first use (see native.py); nothing but the C library is needed.
+/* Local SGD on a chain of common layers, one device on one core, without an interpreter between its steps; and the
+ * server's sum of replies. Compiled on first use (see library.py); nothing but the C library is needed.
  *
  * Layout. Images are channels-last; channels and features are padded with zeros to a multiple of LANES, and padded
  * weights are zero and stay so. A convolution's filters are [row, column x channel, filter], a linear layer's weights
@@ -11,12 +11,15 @@
  * entry at a time.
  */
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define LANES 8
 #define SLACK LANES
+/* Changes with the meaning of an argument or a field, which sizes and offsets alone don't show. */
+#define VERSION 2
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -27,20 +30,43 @@ typedef struct {
     int32_t convolution, inputs, outputs;          /* channels or features, padded but for the data's own */
     int32_t height, width, kernel_height, kernel_width; /* of a convolution's input, and its window */
     int32_t pooled, rectified, biased;
-    float gain;                                     /* of its steps, over those of other layers */
+    int32_t blocks, own_inputs, own_outputs;        /* its weights are [block, input, output]; own: without padding */
+    float gain;                                     /* of its gradients, over those of other layers */
 } Layer;
 
+/* A layer's tensors. Velocities are NULL without momentum, shifts where nothing is added to the gradient. */
+typedef struct {
+    float *weights, *biases;
+    float *velocity, *bias_velocity;
+    const float *shift, *bias_shift;
+} Values;
+
+/* The model at one width. */
+typedef struct {
+    const Layer *layers;
+    const Values *values;
+} Net;
+
+/* What a step does with a gradient g:
+ *
+ *     without momentum    w <- kept w - rate gain g - shift
+ *     with momentum       d = g + (decay w + shift) / gain;  v <- momentum v + d;  w <- w - rate gain v
+ *     Nesterov            the same, but w <- w - rate gain (d + momentum v)
+ *
+ * In the first line decay and spring are part of `kept`, and the rate part of `shift`. */
 typedef struct {
     int32_t layers, frozen, cached, classes;
+    int32_t nets, moving, nesterov;        /* moving: with momentum */
     int64_t samples, epochs, batch, limit; /* limit: steps, negative for none */
-    float rate, kept;                      /* eta, and how much of a weight a step leaves: 1 - eta * lambda */
+    float rate, kept, momentum, decay;
     const uint8_t *absent;                 /* classes whose logits are zero and stay so; NULL for none */
 } Plan;
 
-/* What a step takes away beside the gradient, in the layout of a layer's weights and biases; NULL for nothing. */
+/* The same for one layer: its gain is in the rate, and with momentum in the other two. */
 typedef struct {
-    const float *weights, *biases;
-} Shift;
+    int moving, nesterov;
+    float rate, kept, momentum, decay, shifted;
+} Step;
 
 typedef struct {
     int64_t at; /* where its window begins */
@@ -68,6 +94,36 @@ INLINE void store(float *to, vector value) { *(vector *)to = value; }
 #define HOLD(value)
 #endif
 INLINE int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+static Step step_of(const Plan *plan, const Layer *layer) {
+    return (Step){
+        .moving = plan->moving,
+        .nesterov = plan->nesterov,
+        .rate = plan->rate * layer->gain,
+        .kept = plan->kept,
+        .momentum = plan->momentum,
+        .decay = plan->decay / layer->gain,
+        .shifted = 1 / layer->gain,
+    };
+}
+
+/* With momentum: what the gradient is added to, m v + decay w + shift. Its sums begin with it, so that a step has no
+ * operation more than without. */
+INLINE vector begin(const Step step, const float *w, const float *velocity, const float *shift) {
+    vector sum = step.momentum * load(velocity);
+    if (step.decay != 0) sum += step.decay * load(w);
+    if (shift) sum += step.shifted * load(shift);
+    return sum;
+}
+
+/* The weights after the step of a new velocity, which takes the place of the old one. */
+INLINE vector moved(const Step step, const float *w, float *velocity, vector speed) {
+    vector way = speed;
+    /* d + m v, where d = v - m v_old */
+    if (step.nesterov) way += step.momentum * speed - step.momentum * load(velocity);
+    store(velocity, speed);
+    return load(w) - step.rate * way;
+}
 
 /* ---- linear layers ---- */
 
@@ -105,11 +161,16 @@ INLINE void block_forward(const int vectors, const float *w, Batch of, int64_t i
 }
 
 /* A block takes its step; while it is in registers, the next batch goes through it. */
-INLINE void block_step(const int vectors, float kept, float rate, float *w, const float *shift, const float *x,
-                       const float *error, int64_t count, Batch next, int64_t inputs, int64_t outputs) {
+INLINE void block_step(const int vectors, const int moving, const Step step, float *w, float *velocity,
+                       const float *shift, const float *x, const float *error, int64_t count, Batch next, int64_t inputs,
+                       int64_t outputs) {
     vector block[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < vectors; v++) block[r][v] = (vector){0};
+        for (int v = 0; v < vectors; v++) {
+            const int64_t at = r * outputs + v * LANES;
+            block[r][v] = (vector){0};
+            if (moving) block[r][v] = begin(step, w + at, velocity + at, shift ? shift + at : NULL);
+        }
     for (int64_t m = 0; m < count; m++, x += inputs, error += outputs) {
         vector errors[VECTORS];
         for (int v = 0; v < vectors; v++) {
@@ -121,10 +182,14 @@ INLINE void block_step(const int vectors, float kept, float rate, float *w, cons
     }
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < vectors; v++) {
-            float *at = w + r * outputs + v * LANES;
-            block[r][v] = kept * load(at) - rate * block[r][v];
-            if (shift) block[r][v] -= load(shift + r * outputs + v * LANES);
-            store(at, block[r][v]);
+            const int64_t at = r * outputs + v * LANES;
+            if (moving) {
+                block[r][v] = moved(step, w + at, velocity + at, block[r][v]);
+            } else {
+                block[r][v] = step.kept * load(w + at) - step.rate * block[r][v];
+                if (shift) block[r][v] -= load(shift + at);
+            }
+            store(w + at, block[r][v]);
         }
     lift(vectors, block, next, inputs, outputs);
 }
@@ -172,8 +237,8 @@ INLINE void rows_down(const int samples, const float *w, const float *error, flo
                 for (int r = 0; r < ROWS; r++) __builtin_prefetch(w + (k + ROWS + r) * outputs + n);             \
                 WORK(VECTORS);                                                                                   \
             }                                                                                                    \
-            for (; n + 2 * LANES <= end; n += 2 * LANES) WORK(2);                                                \
-            for (; n < end; n += LANES) WORK(1);                                                                 \
+            for (; n + 2 * LANES <= end; n += 2 * LANES) { WORK(2); }                                                \
+            for (; n < end; n += LANES) { WORK(1); }                                                                 \
         }                                                                                                        \
     }
 
@@ -197,17 +262,23 @@ static void linear_forward(const Layer *layer, const float *w, const float *b, B
 
 /* The error goes down where there is a layer below to train, and the weights take their step. Where there is none, the
  * next batch can go through them at once: they are read from far once a step instead of twice. */
-static void linear_backward(const Layer *layer, const Plan *plan, float *w, float *b, Shift shift, const float *x,
-                            const float *error, float *below, int64_t count, Batch next) {
+static void linear_backward(const Layer *layer, const Step step, const Values *own, const float *x, const float *error,
+                            float *below, int64_t count, Batch next) {
     const int64_t inputs = layer->inputs, outputs = layer->outputs;
-    const float kept = plan->kept, rate = plan->rate * layer->gain;
-    for (int64_t n = 0; layer->biased && n < outputs; n++) {
+    float *const w = own->weights, *const velocity = own->velocity;
+    const float *const shift = own->shift;
+    for (int64_t n = 0; layer->biased && !step.moving && n < outputs; n++) {
         float sum = 0;
         for (int64_t m = 0; m < count; m++) sum += error[m * outputs + n];
-        b[n] = kept * b[n] - rate * sum;
-        if (shift.biases) b[n] -= shift.biases[n];
+        own->biases[n] = step.kept * own->biases[n] - step.rate * sum;
+        if (own->bias_shift) own->biases[n] -= own->bias_shift[n];
     }
-    start_sums(layer, b, next);
+    for (int64_t n = 0; layer->biased && step.moving && n < outputs; n += LANES) {
+        vector sum = begin(step, own->biases + n, own->bias_velocity + n, own->bias_shift ? own->bias_shift + n : NULL);
+        for (int64_t m = 0; m < count; m++) sum += load(error + m * outputs + n);
+        store(own->biases + n, moved(step, own->biases + n, own->bias_velocity + n, sum));
+    }
+    start_sums(layer, own->biases, next);
     for (int64_t first = 0; first < inputs; first += CHUNK) {
         const int64_t last = first + CHUNK < inputs ? first + CHUNK : inputs;
         for (int64_t k = first; below && k < last; k += ROWS) {
@@ -219,9 +290,19 @@ static void linear_backward(const Layer *layer, const Plan *plan, float *w, floa
             DOWN(1);
         }
 #define STEP(vectors)                                                                                           \
-    block_step(vectors, kept, rate, w + k * outputs + n, shift.weights ? shift.weights + k * outputs + n : NULL, x + k,   \
-               error + n, count, behind(next, k, n), inputs, outputs)
-        BLOCKS(STEP, first, last)
+    block_step(vectors, 0, step, w + k * outputs + n, NULL, shift ? shift + k * outputs + n : NULL, x + k, error + n,     \
+               count, behind(next, k, n), inputs, outputs)
+#define MOVING_STEP(vectors)                                                                                    \
+    for (int r = 0; r < ROWS; r++)                                                                              \
+        for (int v = 0; v < (vectors); v += 2)                                                                  \
+            __builtin_prefetch(velocity + (k + ROWS + r) * outputs + n + v * LANES);                            \
+    block_step(vectors, 1, step, w + k * outputs + n, velocity + k * outputs + n,                                 \
+               shift ? shift + k * outputs + n : NULL, x + k, error + n, count, behind(next, k, n), inputs, outputs)
+        if (step.moving) {
+            BLOCKS(MOVING_STEP, first, last)
+        } else {
+            BLOCKS(STEP, first, last)
+        }
     }
     rectify(layer, next.y, next.count * outputs);
 }
@@ -432,10 +513,26 @@ static void collect(const Layer *layer, const Work *work, const float *error, co
             }
 }
 
-static void convolution_backward(const Layer *layer, const Work *work, const Plan *plan, float *w, float *b, Shift shift,
+/* One weight of each filter takes its step, from entry `at` on; their gradients are `apart` from each other. */
+INLINE void step_filters(const Step step, const Values *own, int64_t at, int64_t filters, const float *gradient,
+                         int64_t apart) {
+    float *const w = own->weights + at, *const velocity = own->velocity + at;
+    const float *const shift = own->shift ? own->shift + at : NULL;
+    for (int64_t f = 0; !step.moving && f < filters; f++) {
+        w[f] = step.kept * w[f] - step.rate * gradient[f * apart];
+        if (shift) w[f] -= shift[f];
+    }
+    for (int64_t f = 0; step.moving && f < filters; f += LANES) {
+        vector sum = begin(step, w + f, velocity + f, shift ? shift + f : NULL);
+        for (int n = 0; n < LANES; n++) sum[n] += gradient[(f + n) * apart];
+        store(w + f, moved(step, w + f, velocity + f, sum));
+    }
+}
+
+static void convolution_backward(const Layer *layer, const Work *work, const Step step, const Values *own,
                                  const float *x, const float *error, const int32_t *places, float *below,
                                  int64_t count) {
-    const float kept = plan->kept, rate = plan->rate * layer->gain;
+    float *const w = own->weights;
     const int64_t filters = layer->outputs, line = (int64_t)layer->width * layer->inputs;
     const int64_t segment = (int64_t)layer->kernel_width * layer->inputs, stride = padded(segment);
     const int64_t rows = layer->kernel_height, size = layer->height * line, room = work->pooled / filters + 1;
@@ -466,15 +563,10 @@ static void convolution_backward(const Layer *layer, const Work *work, const Pla
     }
     for (int64_t row = 0; row < rows; row++)
         for (int64_t k = 0; k < segment; k++)
-            for (int64_t f = 0; f < filters; f++) {
-                const int64_t at = (row * segment + k) * filters + f;
-                w[at] = kept * w[at] - rate * work->gradient[(f * rows + row) * stride + k];
-                if (shift.weights) w[at] -= shift.weights[at];
-            }
-    for (int64_t f = 0; layer->biased && f < filters; f++) {
-        b[f] = kept * b[f] - rate * bias[f];
-        if (shift.biases) b[f] -= shift.biases[f];
-    }
+            step_filters(step, own, (row * segment + k) * filters, filters, work->gradient + row * stride + k, rows * stride);
+    if (layer->biased)
+        step_filters(step, &(Values){.weights = own->biases, .velocity = own->bias_velocity, .shift = own->bias_shift}, 0,
+                     filters, bias, 1);
 }
 
 /* ---- the chain ---- */
@@ -483,13 +575,14 @@ static int64_t input_size(const Layer *layer) {
     return layer->convolution ? (int64_t)layer->height * layer->width * layer->inputs : layer->inputs;
 }
 
-static void forward(const Layer *layers, const Work *work, int first, int last, float *const *weights,
-                    float *const *biases, const float *x, int64_t count) {
+static void forward(Net net, const Work *work, int first, int last, const float *x, int64_t count) {
     for (int l = first; l < last; l++) {
-        if (layers[l].convolution)
-            convolution_forward(layers + l, work + l, weights[l], biases[l], x, work[l].outputs, work[l].places, count);
+        const Layer *layer = net.layers + l;
+        const Values *own = net.values + l;
+        if (layer->convolution)
+            convolution_forward(layer, work + l, own->weights, own->biases, x, work[l].outputs, work[l].places, count);
         else
-            linear_forward(layers + l, weights[l], biases[l], (Batch){x, work[l].outputs, count});
+            linear_forward(layer, own->weights, own->biases, (Batch){x, work[l].outputs, count});
         x = work[l].outputs;
     }
 }
@@ -575,23 +668,21 @@ static int complete(const Layer *layers, const Work *work, int count, int frozen
     return work != NULL;
 }
 
-static void backward(const Layer *layers, const Work *work, const Plan *plan, float *const *weights,
-                     float *const *biases, const Shift *shifts, const float *x, int64_t count, Batch next) {
+static void backward(Net net, const Work *work, const Plan *plan, const float *x, int64_t count, Batch next) {
     const Batch nothing = {NULL, NULL, 0};
     float *error = work[plan->layers - 1].outputs; /* the last layer's outputs were turned into their error */
     for (int l = plan->layers - 1; l >= plan->frozen; l--) {
-        const Layer *layer = layers + l;
+        const Layer *layer = net.layers + l;
+        const Values *own = net.values + l;
+        const Step step = step_of(plan, layer);
         const int wanted = l > plan->frozen;
         const float *inputs = wanted ? work[l - 1].outputs : x;
         float *below = wanted ? work[l].errors : NULL;
-        const Shift shift = shifts ? shifts[l] : (Shift){NULL, NULL};
         if (layer->convolution)
-            convolution_backward(layer, work + l, plan, weights[l], biases[l], shift, inputs, error, work[l].places, below,
-                                 count);
+            convolution_backward(layer, work + l, step, own, inputs, error, work[l].places, below, count);
         else
-            linear_backward(layer, plan, weights[l], biases[l], shift, inputs, error, below, count,
-                            wanted ? nothing : next);
-        if (wanted && layers[l - 1].rectified) {
+            linear_backward(layer, step, own, inputs, error, below, count, wanted ? nothing : next);
+        if (wanted && net.layers[l - 1].rectified) {
             const int64_t size = count * work[l - 1].pooled;
             for (int64_t k = 0; k < size; k++) below[k] = inputs[k] > 0 ? below[k] : 0;
         }
@@ -611,42 +702,78 @@ static void gather_samples(float *to, const float *from, const int64_t *order, i
     for (int64_t s = 0; s < count; s++) memcpy(to + s * size, from + order[s] * size, sizeof(float) * size);
 }
 
-/* The local round of one device; weights and biases are changed in place. The mean loss over its steps, negative where
- * there is no memory. `order` holds the samples of every epoch. */
-double fedpmt_train(const Plan *plan, const Layer *layers, float *const *weights, float *const *biases,
-                    const Shift *shifts, const float *inputs, const int64_t *labels, const int64_t *order) {
-    const int count = plan->layers, frozen = plan->frozen;
+/* A narrow layer's tensor from the leading channels of a wide one's, or back; padding is left alone. */
+static void copy_corner(const Layer *thin, const Layer *wide, float *narrow, float *whole, int back) {
+    const int64_t thin_inputs = thin->inputs / (thin->convolution ? 1 : thin->blocks);
+    const int64_t wide_inputs = wide->inputs / (wide->convolution ? 1 : wide->blocks);
+    for (int64_t block = 0; block < thin->blocks; block++)
+        for (int64_t k = 0; k < thin->own_inputs; k++) {
+            float *own = narrow + (block * thin_inputs + k) * thin->outputs;
+            float *theirs = whole + (block * wide_inputs + k) * wide->outputs;
+            memcpy(back ? theirs : own, back ? own : theirs, sizeof(float) * thin->own_outputs);
+        }
+}
+
+/* The weights of a narrow net from those of the wide one that it is a corner of, or back, velocities with them. */
+static void copy_net(Net thin, Net wide, int count, int back) {
+    for (int l = 0; l < count; l++) {
+        const Layer *layer = thin.layers + l;
+        const Values *own = thin.values + l, *theirs = wide.values + l;
+        const size_t size = sizeof(float) * layer->own_outputs;
+        copy_corner(layer, wide.layers + l, own->weights, theirs->weights, back);
+        memcpy(back ? theirs->biases : own->biases, back ? own->biases : theirs->biases, size);
+        if (!own->velocity) continue;
+        copy_corner(layer, wide.layers + l, own->velocity, theirs->velocity, back);
+        memcpy(back ? theirs->bias_velocity : own->bias_velocity, back ? own->bias_velocity : theirs->bias_velocity, size);
+    }
+}
+
+/* The local round of one device; weights and biases of the last of `nets` are changed in place. The mean loss over its
+ * steps, negative where there is no memory. `order` holds the samples of every epoch. The nets before the last are
+ * corners of it, narrowest first; `draws` says which of all takes each step, and is NULL where the last takes all. */
+double fedpmt_train(const Plan *plan, const Net *nets, const int32_t *draws, const float *inputs, const int64_t *labels,
+                    const int64_t *order) {
+    const int count = plan->layers, frozen = plan->frozen, widest = plan->nets - 1;
+    const Net whole = nets[widest];
     const int64_t batch = plan->batch < plan->samples ? plan->batch : plan->samples;
     const int64_t whole_epochs = plan->epochs * ((plan->samples + plan->batch - 1) / plan->batch);
     const int64_t steps = plan->limit >= 0 && plan->limit < whole_epochs ? plan->limit : whole_epochs;
     const int first = plan->cached ? frozen : 0;
     /* Nothing is trained below a linear first layer: the next batch can go through it as soon as it took its step. */
-    const int ahead = frozen == first && !layers[first].convolution && count > first + 1;
-    const int64_t size = input_size(layers), hidden = input_size(layers + first);
-    Work *work = prepare(layers, count, batch, frozen);
+    const int ahead = !draws && frozen == first && !whole.layers[first].convolution && count > first + 1;
+    const int64_t size = input_size(whole.layers), hidden = input_size(whole.layers + first);
+    Work **works = calloc((size_t)plan->nets, sizeof(Work *));
     float *cache = plan->cached && frozen ? zeros(plan->samples * hidden, sizeof(float)) : NULL;
     float *gathered = zeros(2 * batch * hidden + SLACK, sizeof(float));
     float *now = gathered, *then = gathered + batch * hidden;
     double sum = -1;
-    if (!complete(layers, work, count, frozen) || !gathered || (plan->cached && frozen && !cache)) goto done;
+    if (!works || !gathered || (plan->cached && frozen && !cache)) goto done;
+    for (int n = 0; n <= widest; n++) {
+        works[n] = prepare(nets[n].layers, count, batch, frozen);
+        if (!complete(nets[n].layers, works[n], count, frozen)) goto done;
+    }
     sum = 0;
     for (int64_t m = 0; cache && m < plan->samples; m += batch) {
         const int64_t some = m + batch <= plan->samples ? batch : plan->samples - m;
-        forward(layers, work, 0, frozen, weights, biases, inputs + m * size, some);
-        memcpy(cache + m * hidden, work[frozen - 1].outputs, sizeof(float) * some * hidden);
+        forward(whole, works[widest], 0, frozen, inputs + m * size, some);
+        memcpy(cache + m * hidden, works[widest][frozen - 1].outputs, sizeof(float) * some * hidden);
     }
     const float *source = cache ? cache : inputs;
     for (int64_t step = 0; step < steps; step++) {
+        const int drawn = draws ? draws[step] : widest;
+        const Net net = nets[drawn];
+        Work *const work = works[drawn];
         int64_t some;
         const int64_t *own = samples_of(plan, order, step, &some);
         Batch next = {NULL, NULL, 0};
+        if (drawn < widest) copy_net(net, whole, count, 0);
         if (ahead && step > 0) {
-            forward(layers, work, first + 1, count, weights, biases, work[first].outputs, some);
+            forward(net, work, first + 1, count, work[first].outputs, some);
         } else {
             gather_samples(now, source, own, some, hidden);
-            forward(layers, work, first, count, weights, biases, now, some);
+            forward(net, work, first, count, now, some);
         }
-        sum += loss_and_error(work[count - 1].outputs, labels, own, some, plan->classes, layers[count - 1].outputs,
+        sum += loss_and_error(work[count - 1].outputs, labels, own, some, plan->classes, net.layers[count - 1].outputs,
                               plan->absent);
         if (ahead && step + 1 < steps) {
             const int64_t *others = samples_of(plan, order, step + 1, &next.count);
@@ -654,27 +781,29 @@ double fedpmt_train(const Plan *plan, const Layer *layers, float *const *weights
             next.x = then;
             next.y = work[first].outputs;
         }
-        backward(layers, work, plan, weights, biases, shifts, frozen > first ? work[frozen - 1].outputs : now, some, next);
+        backward(net, work, plan, frozen > first ? work[frozen - 1].outputs : now, some, next);
+        if (drawn < widest) copy_net(net, whole, count, 1);
         float *const swapped = now;
         now = then;
         then = swapped;
     }
 done:
-    release(work, count);
+    for (int n = 0; works && n <= widest; n++) release(works[n], count);
+    free(works);
     free(cache);
     free(gathered);
     return steps && sum >= 0 ? sum / (double)steps : sum;
 }
 
 /* The outputs of some samples, `block` of them at a time; 0 where there is no memory. */
-int32_t fedpmt_forward(const Layer *layers, int32_t count, float *const *weights, float *const *biases,
-                       const float *inputs, int64_t samples, int64_t block, float *outputs) {
-    const int64_t size = input_size(layers), stride = layers[count - 1].outputs;
-    Work *work = prepare(layers, count, block, count);
-    const int fine = complete(layers, work, count, count);
+int32_t fedpmt_forward(const Net *net, int32_t count, const float *inputs, int64_t samples, int64_t block,
+                       float *outputs) {
+    const int64_t size = input_size(net->layers), stride = net->layers[count - 1].outputs;
+    Work *work = prepare(net->layers, count, block, count);
+    const int fine = complete(net->layers, work, count, count);
     for (int64_t m = 0; fine && m < samples; m += block) {
         const int64_t some = m + block <= samples ? block : samples - m;
-        forward(layers, work, 0, count, weights, biases, inputs + m * size, some);
+        forward(*net, work, 0, count, inputs + m * size, some);
         memcpy(outputs + m * stride, work[count - 1].outputs, sizeof(float) * some * stride);
     }
     release(work, count);
@@ -682,34 +811,34 @@ int32_t fedpmt_forward(const Layer *layers, int32_t count, float *const *weights
 }
 
 /* A forward pass and the way back, for losses that are not known here: room for a batch, NULL where there is none. */
-Work *fedpmt_prepare(const Layer *layers, int32_t count, int64_t batch) {
-    Work *work = prepare(layers, count, batch, 0);
-    if (complete(layers, work, count, 0)) return work;
+Work *fedpmt_prepare(const Net *net, int32_t count, int64_t batch) {
+    Work *work = prepare(net->layers, count, batch, 0);
+    if (complete(net->layers, work, count, 0)) return work;
     release(work, count);
     return NULL;
 }
 
 void fedpmt_release(Work *work, int32_t count) { release(work, count); }
 
-void fedpmt_outputs(const Layer *layers, Work *work, int32_t count, float *const *weights, float *const *biases,
-                    const float *inputs, int64_t samples, float *outputs) {
-    forward(layers, work, 0, count, weights, biases, inputs, samples);
-    memcpy(outputs, work[count - 1].outputs, sizeof(float) * samples * layers[count - 1].outputs);
+void fedpmt_outputs(const Net *net, Work *work, int32_t count, const float *inputs, int64_t samples, float *outputs) {
+    forward(*net, work, 0, count, inputs, samples);
+    memcpy(outputs, work[count - 1].outputs, sizeof(float) * samples * net->layers[count - 1].outputs);
 }
 
 /* Gradients in the place of weights and biases: a step of length -1 that leaves nothing of them. */
-void fedpmt_gradients(const Layer *layers, Work *work, int32_t count, float *const *weights, float *const *biases,
-                      const float *inputs, int64_t samples, const float *errors) {
+void fedpmt_gradients(const Net *net, Work *work, int32_t count, const float *inputs, int64_t samples,
+                      const float *errors) {
     const Plan plan = {.layers = count, .rate = -1, .kept = 0};
-    memcpy(work[count - 1].outputs, errors, sizeof(float) * samples * layers[count - 1].outputs);
-    backward(layers, work, &plan, weights, biases, NULL, inputs, samples, (Batch){NULL, NULL, 0});
+    memcpy(work[count - 1].outputs, errors, sizeof(float) * samples * net->layers[count - 1].outputs);
+    backward(*net, work, &plan, inputs, samples, (Batch){NULL, NULL, 0});
 }
 
 /* ---- aggregation ---- */
 
 #define ENTRIES 8192
 
-/* sums += shares[k] * (replies[k] - now), reply after reply in this order; from zero where `fresh`. */
+/* sums += shares[k] * (replies[k] - now), reply after reply in this order; from zero where `fresh`. Where `now` is NULL,
+ * replies are differences already. */
 void fedpmt_fold(float *sums, const float *now, const float *const *replies, const float *shares, int32_t count,
                  int64_t entries, int32_t fresh) {
     if (fresh) memset(sums, 0, sizeof(float) * entries);
@@ -717,14 +846,17 @@ void fedpmt_fold(float *sums, const float *now, const float *const *replies, con
         const int64_t last = first + ENTRIES < entries ? first + ENTRIES : entries;
         for (int k = 0; k < count; k++) {
             const float *own = replies[k], share = shares[k];
-            if (share == 1) {
+            if (share == 1 && now) {
                 for (int64_t j = first; j < last; j++) sums[j] += own[j] - now[j];
-                continue;
+            } else if (share == 1) {
+                for (int64_t j = first; j < last; j++) sums[j] += own[j];
+            } else {
+                /* By way of memory, so that product and sum are rounded each for itself, as torch does it. */
+                float steps[ENTRIES];
+                for (int64_t j = first; now && j < last; j++) steps[j - first] = share * (own[j] - now[j]);
+                for (int64_t j = first; !now && j < last; j++) steps[j - first] = share * own[j];
+                for (int64_t j = first; j < last; j++) sums[j] += steps[j - first];
             }
-            /* By way of memory, so that product and sum are rounded each for itself, as torch does it. */
-            float steps[ENTRIES];
-            for (int64_t j = first; j < last; j++) steps[j - first] = share * (own[j] - now[j]);
-            for (int64_t j = first; j < last; j++) sums[j] += steps[j - first];
         }
     }
 }
@@ -741,4 +873,28 @@ void fedpmt_add_at(float *sums, float *covers, const float *values, float weight
             }
         }
     }
+}
+
+/* ---- the interface ---- */
+
+#define AT(type, field) offsetof(type, field)
+
+/* What the caller must know by heart, to be compared before anything else is called: the version, LANES, and the size of
+ * each structure and where its fields begin. How many numbers there are; no more than `room` are written. */
+int32_t fedpmt_interface(int64_t *numbers, int32_t room) {
+    static const int64_t known[] = {
+        VERSION, LANES,
+        sizeof(Layer), AT(Layer, convolution), AT(Layer, inputs), AT(Layer, outputs), AT(Layer, height),
+        AT(Layer, width), AT(Layer, kernel_height), AT(Layer, kernel_width), AT(Layer, pooled), AT(Layer, rectified),
+        AT(Layer, biased), AT(Layer, blocks), AT(Layer, own_inputs), AT(Layer, own_outputs), AT(Layer, gain),
+        sizeof(Values), AT(Values, weights), AT(Values, biases), AT(Values, velocity), AT(Values, bias_velocity),
+        AT(Values, shift), AT(Values, bias_shift),
+        sizeof(Net), AT(Net, layers), AT(Net, values),
+        sizeof(Plan), AT(Plan, layers), AT(Plan, frozen), AT(Plan, cached), AT(Plan, classes), AT(Plan, nets),
+        AT(Plan, moving), AT(Plan, nesterov), AT(Plan, samples), AT(Plan, epochs), AT(Plan, batch), AT(Plan, limit),
+        AT(Plan, rate), AT(Plan, kept), AT(Plan, momentum), AT(Plan, decay), AT(Plan, absent),
+    };
+    const int32_t count = (int32_t)(sizeof known / sizeof *known);
+    for (int32_t n = 0; n < count && n < room; n++) numbers[n] = known[n];
+    return count;
 }

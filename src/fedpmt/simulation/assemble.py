@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedpmt import kernels
 from fedpmt.devices.fleet import Fleet, make_fleet
-from fedpmt.kernels.chains import is_chain
 from fedpmt.parts.depth import suffixes
 from fedpmt.pricing.plan import Planner, make_planner
 from fedpmt.pricing.price import Price
@@ -91,9 +91,9 @@ def assembled(
             prototypes={name: net.to(device) for name, net in problem.prototypes.items()},
         )
         store = DeviceStore(folder / DEVICES, device)
-        # A user's own forward pass may count on the usual layout; the fused loop is fastest with channels last.
-        fused = settings.executor == "auto" and is_chain(problem.model)
-        data = PlacedData(problem.data, device, images_last=fused)
+        # A user's own forward pass may count on the usual layout; compiled code reads images with channels last.
+        compiled = settings.executor == "auto" and kernels.knows(problem.model, problem.example(device))
+        data = PlacedData(problem.data, device, images_last=compiled)
         executor = make_executor(settings, problem, device, data.public)
         yield Federation(settings, problem, data, method, fleet, planner, executor, store)
     finally:

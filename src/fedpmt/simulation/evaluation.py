@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedpmt.kernels.fused import evaluated
 from fedpmt.training.batches import chunks
+from fedpmt.training.evaluated import evaluated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

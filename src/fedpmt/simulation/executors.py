@@ -8,14 +8,13 @@ import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from fedpmt.kernels.fused import fused_train, fusible, stackable, steps_taken
+from fedpmt.training.compiled import train_compiled
 from fedpmt.training.local import LocalSettings, LocalWork, Outcome, Rng, Site, train
 from fedpmt.training.messages import Reply
-from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from fedpmt.training.objective import Objective
     from fedpmt.types import Examples
 
-Group: TypeAlias = "list[tuple[int, Unit]]"
-Placed: TypeAlias = "tuple[int, tuple[Reply, Any]]"
 Item = TypeVar("Item")
 Out = TypeVar("Out")
 
@@ -47,25 +44,6 @@ class Unit:
     rng: Rng
     settings: LocalSettings
     samples: int  # |D_k|
-
-    def kind(self) -> tuple[object, ...]:
-        """What two units must share to be computed together."""
-        shapes = tuple(
-            (name, tuple(tensor.shape)) for name, tensor in self.task.tensors.get(MODEL, {}).items()
-        )
-        # Widths are drawn for each batch and device: such a unit is alone.
-        alone = self.device if self.part.inner else None
-        scalars = tuple(sorted(self.task.scalars.items()))
-        return (
-            self.part.model,
-            tuple(self.part.trained),
-            shapes,
-            self.samples,
-            self.task.steps,
-            self.task.epochs,
-            scalars,
-            alone,
-        )
 
     def reply(self, outcome: Outcome) -> Reply:
         """What the device sends."""
@@ -96,20 +74,9 @@ class Executor(Protocol):
         ...
 
 
-def in_order(groups: Iterable[list[Placed]]) -> Iterator[tuple[Reply, Any]]:
-    """Results in the order of their units, as soon as those before them are there."""
-    early: dict[int, tuple[Reply, Any]] = {}
-    turn = 0
-    for group in groups:
-        early.update(group)
-        while turn in early:
-            yield early.pop(turn)
-            turn += 1
-
-
 @dataclass(frozen=True)
 class Plain:
-    """One device after another, in this thread. By autograd it is the oracle; `fast` takes the fused loop."""
+    """One device after another, in this thread. By autograd it is the oracle; `fast` uses compiled code."""
 
     models: Mapping[str, LayeredModel]
     objective: Objective
@@ -119,52 +86,19 @@ class Plain:
     public: Examples | None = None
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
-        return in_order(self.compute_group(work, group) for group in self.groups(units))
+        for unit in units:
+            yield self.compute(work, unit)
 
-    def groups(self, units: Iterable[Unit]) -> Iterator[Group]:
-        """Units to be computed together: pairs of a kind on the fast path, where devices can share products.
-
-        Fixed by the units alone, never by who computes them.
-        """
-        pairs = self.fast and all(stackable(model, self.settings) for model in self.models.values())
-        waiting: dict[tuple[object, ...], tuple[int, Unit]] = {}
-        for place, unit in enumerate(units):
-            kind = unit.kind() if pairs else (place,)
-            if kind in waiting:
-                yield [waiting.pop(kind), (place, unit)]
-            elif pairs:
-                waiting[kind] = (place, unit)
-            else:
-                yield [(place, unit)]
-        for single in waiting.values():
-            yield [single]
-
-    def compute_group(self, work: LocalWork[Any], group: Group) -> list[Placed]:
-        """The units of a group, each with its place."""
-        units = [unit for _, unit in group]
-        site, data = self.site(units[0].settings), [unit.shard() for unit in units]
-        if not self.fast or not all(
-            fusible(work, site, unit.task, unit.part, one) for unit, one in zip(units, data, strict=True)
-        ):
-            return [
-                (place, self._by_autograd(work, unit, one))
-                for (place, unit), one in zip(group, data, strict=True)
-            ]
-        outcomes = fused_train(
-            site,
-            [unit.task for unit in units],
-            [unit.part for unit in units],
-            data,
-            [unit.rng for unit in units],
-            work,
-            [unit.own for unit in units],
-        )
-        results = []
-        for (place, unit), outcome in zip(group, outcomes, strict=True):
-            steps = steps_taken(unit.settings, unit.samples, unit.task.steps)
-            sent, own = work.concluded(outcome, site, unit.task, unit.own, steps)
-            results.append((place, (unit.reply(sent), own)))
-        return results
+    def compute(self, work: LocalWork[Any], unit: Unit) -> tuple[Reply, Any]:
+        """One unit, in compiled code where that is possible, else by autograd."""
+        data, found = unit.shard(), None
+        if self.fast:
+            site = self.site(unit.settings)
+            found = train_compiled(work, site, unit.task, unit.part, unit.own, data, unit.rng)
+        if found is None:
+            return self._by_autograd(work, unit, data)
+        outcome, own = found
+        return unit.reply(outcome), own
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
         for item in items:
@@ -208,8 +142,7 @@ class Parallel:
         self._pool = ThreadPoolExecutor(workers, "device", initializer=lambda: torch.set_num_threads(1))
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
-        groups = self._one.groups(units)
-        return in_order(self._ordered(lambda group: self._local().compute_group(work, group), groups))
+        return self._ordered(lambda unit: self._local().compute(work, unit), units)
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
         return self._ordered(lambda item: function(self._local().site(self._one.settings), item), items)

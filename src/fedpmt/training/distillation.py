@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpmt.kernels.fused import evaluated
 from fedpmt.training.adam import AdamWork, Moments
 from fedpmt.training.batches import chunks
+from fedpmt.training.evaluated import evaluated
 from fedpmt.training.local import LocalSettings, LocalWork, Rng, Run, Site, clipped, train
 
 if TYPE_CHECKING:

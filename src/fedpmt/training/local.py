@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 
-from fedpmt.kernels.graphed import graphed
+from fedpmt import kernels
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.parts.depth import frozen_prefix, mask
 from fedpmt.parts.part import NOTHING, place, take, travelling_shapes, within
@@ -47,6 +47,7 @@ class LocalSettings:
     momentum: float = 0.0
     weight_decay: float = 0.0
     prefix: Literal["cache", "recompute"] = "cache"
+    nesterov: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Site:
     def forward(self, model: LayeredModel, first: int = 0) -> Callable[[Tensors, Arrays], Tensor]:
         """The model's forward pass from layer `first` on, as it is run here."""
         if self.fast:
-            return graphed(model, first)
+            return kernels.differentiable(model, first)
         return partial(model.suffix, first) if first else model.forward
 
 
@@ -403,6 +404,8 @@ def sgd_step(
             # v <- m v + g
             if name not in velocity:
                 velocity[name] = torch.zeros_like(whole)
-            gradient = velocity[name][here].mul_(settings.momentum).add_(gradient)
+            speed = velocity[name][here].mul_(settings.momentum).add_(gradient)
+            # Nesterov: w <- w - η (g + m v)
+            gradient = gradient.add(speed, alpha=settings.momentum) if settings.nesterov else speed
         # w <- w - η g
         parameter.add_(gradient, alpha=-settings.learning_rate)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fedpmt.kernels.chains import fits, is_chain
-from fedpmt.kernels.native import Pass, library, shapes_of
+from fedpmt.kernels.chains import is_chain
+from fedpmt.kernels.layout import Net, fill, read_back, rows_of, shapes_of
+from fedpmt.kernels.library import compiled, library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fedpmt.kernels.native import Shape
+    from fedpmt.kernels.layout import Shape
     from fedpmt.models.layered import LayeredModel
     from fedpmt.types import Arrays, Tensors
 
@@ -25,8 +28,11 @@ KEPT = 16
 """Passes that a thread keeps for the next batch, since new memory costs more than what is done with it."""
 
 
-def graphed(model: LayeredModel, first: int = 0) -> Callable[[Tensors, Arrays], Tensor]:
-    """The forward pass from layer `first` on: compiled code's where it knows the chain, else the model's own."""
+def differentiable(model: LayeredModel, first: int = 0) -> Callable[[Tensors, Arrays], Tensor]:
+    """Give the forward pass from layer `first` on: compiled code's where it knows the chain, else the model's own.
+
+    Autograd can go back through either to the tensors, from any loss.
+    """
     own = partial(model.suffix, first) if first else model.forward
     if library() is None or not is_chain(model, first):
         return own
@@ -45,8 +51,7 @@ def graphed(model: LayeredModel, first: int = 0) -> Callable[[Tensors, Arrays], 
             return own(tensors, inputs)
         sizes = (inputs.shape[1:], *(tensor.shape for tensor in used))
         if sizes not in found:
-            shapes = shapes_of(model, tensors, inputs, first) if fits(model, inputs, first) else None
-            found[sizes] = None if shapes is None else tuple(shapes)
+            found[sizes] = shapes_of(model, tensors, inputs, first)
         known = found[sizes]
         if known is None:
             return own(tensors, inputs)
@@ -97,3 +102,48 @@ def _taken(shapes: tuple[Shape, ...], batch: int) -> Pass:
 def _given_back(one: Pass) -> None:
     _own.free.insert(0, one)
     del _own.free[KEPT:]  # what a round before needed
+
+
+class Pass:
+    """A forward pass that can be gone backward: weights in the layout of the compiled code, and room for a batch."""
+
+    def __init__(self, shapes: Sequence[Shape], batch: int) -> None:
+        self.shapes, self.batch = tuple(shapes), batch
+        self._compiled, self._count = compiled(), ctypes.c_int32(len(shapes))
+        self._net = Net(shapes, [shape.blank() for shape in shapes])
+        net = ctypes.byref(self._net.structure)
+        self._work = ctypes.c_void_p(self._compiled.fedpmt_prepare(net, self._count, ctypes.c_int64(batch)))
+        if not self._work:
+            raise MemoryError("no memory for a batch")
+        self._chain = net, self._work, self._count
+
+    def __del__(self) -> None:
+        if getattr(self, "_work", None):
+            self._compiled.fedpmt_release(self._work, self._count)
+
+    def outputs(self, tensors: Tensors, inputs: Tensor) -> Tensor:
+        """What comes out, no more than `batch` samples; each of them is kept as the way back needs it."""
+        fill(self.shapes, self._net.weights, tensors)
+        last = self.shapes[-1]
+        self._rows = rows_of(inputs, self.shapes[0])
+        made = np.empty((len(inputs), last.outputs), dtype=np.float32)
+        self._compiled.fedpmt_outputs(
+            *self._chain,
+            ctypes.c_void_p(self._rows.ctypes.data),
+            ctypes.c_int64(len(inputs)),
+            ctypes.c_void_p(made.ctypes.data),
+        )
+        return torch.from_numpy(made)[:, : last.own_outputs]
+
+    def gradients(self, error: Tensor, names: frozenset[str]) -> dict[str, Tensor]:
+        """Of these tensors, once: they take the place of the weights."""
+        last = self.shapes[-1]
+        wide = np.zeros((len(error), last.outputs), dtype=np.float32)
+        wide[:, : last.own_outputs] = error.numpy()
+        self._compiled.fedpmt_gradients(
+            *self._chain,
+            ctypes.c_void_p(self._rows.ctypes.data),
+            ctypes.c_int64(len(wide)),
+            ctypes.c_void_p(wide.ctypes.data),
+        )
+        return read_back(self.shapes, self._net.weights, 0, names)

@@ -1,0 +1,255 @@
+"""A chain's layers and tensors as the compiled code reads them.
+
+It knows convolutions (stride 1, no padding, with or without a 2 x 2 max-pool) and linear layers, in single precision
+on the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedpmt.kernels import library
+from fedpmt.kernels.chains import fits, is_chain
+from fedpmt.kernels.library import LANES, compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fedpmt.models.layered import LayeredModel
+    from fedpmt.types import Arrays, Tensors
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer as the compiled code sees it, and what its own tensors are called."""
+
+    path: str
+    convolution: bool
+    inputs: int  # padded, but for the data's own channels
+    outputs: int  # padded
+    own_inputs: int
+    own_outputs: int
+    spots: int = 1  # positions of each input channel that a linear layer behind a flatten sees
+    height: int = 0
+    width: int = 0
+    kernel: tuple[int, int] = (0, 0)
+    pooled: bool = False
+    rectified: bool = False
+    biased: bool = True
+
+    def structure(self, gain: float = 1.0) -> library.Layer:
+        """As C reads it; its gradients count `gain` times."""
+        return library.Layer(
+            convolution=self.convolution,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            height=self.height,
+            width=self.width,
+            kernel_height=self.kernel[0],
+            kernel_width=self.kernel[1],
+            pooled=self.pooled,
+            rectified=self.rectified,
+            biased=self.biased,
+            blocks=math.prod(self.kernel) if self.convolution else self.spots,
+            own_inputs=self.own_inputs,
+            own_outputs=self.own_outputs,
+            gain=gain,
+        )
+
+    def blank(self) -> tuple[np.ndarray, np.ndarray]:
+        """Weight and bias in the layout of the compiled code, all zero."""
+        if self.convolution:
+            size: tuple[int, ...] = (*self.kernel, self.inputs, self.outputs)
+        else:
+            size = self.spots, self.inputs // self.spots, self.outputs
+        return _aligned(size), _aligned((self.outputs,))
+
+    def pack(self, tensors: Tensors, packed: np.ndarray, bias: np.ndarray) -> None:
+        """Write the layer's tensors there; padding stays as it is, zero."""
+        weight = tensors[f"{self.path}.weight"].detach().numpy()
+        if self.biased:
+            bias[: self.own_outputs] = tensors[f"{self.path}.bias"].detach().numpy()
+        if self.convolution:
+            packed[:, :, : self.own_inputs, : self.own_outputs] = weight.transpose(2, 3, 1, 0)
+            return
+        self._turn(np.ascontiguousarray(weight), packed, back=False)
+
+    def unpack(self, packed: np.ndarray, bias: np.ndarray, names: frozenset[str]) -> dict[str, Tensor]:
+        """The tensors of the layer, as copies."""
+        if self.convolution:
+            weight = np.array(
+                packed[:, :, : self.own_inputs, : self.own_outputs].transpose(3, 2, 0, 1), order="C"
+            )
+        else:
+            weight = np.empty((self.own_outputs, self.own_inputs * self.spots), dtype=np.float32)
+            self._turn(weight, packed, back=True)
+        own = {
+            f"{self.path}.weight": torch.from_numpy(weight),
+            f"{self.path}.bias": torch.from_numpy(bias[: self.own_outputs].copy()),
+        }
+        return {name: tensor for name, tensor in own.items() if name in names}
+
+    def _turn(self, weight: np.ndarray, packed: np.ndarray, *, back: bool) -> None:
+        """A linear layer's weights from the tensor's layout to the compiled code's, or back."""
+        sizes = (self.own_outputs, self.own_inputs, self.spots, packed.shape[1], self.outputs, back)
+        compiled().fedpmt_turn(
+            ctypes.c_void_p(weight.ctypes.data),
+            ctypes.c_void_p(packed.ctypes.data),
+            *map(ctypes.c_int32, sizes),
+        )
+
+
+def _aligned(size: tuple[int, ...]) -> np.ndarray:
+    """Zeros that begin with a cache line, as the compiled code's own buffers do."""
+    count, line = math.prod(size), 64
+    room = np.zeros(4 * count + line, dtype=np.uint8)
+    begin = -room.ctypes.data % line
+    return room[begin : begin + 4 * count].view(np.float32).reshape(size)
+
+
+def _padded(count: int) -> int:
+    return -(-count // LANES) * LANES
+
+
+def shapes_of(
+    model: LayeredModel, tensors: Tensors, inputs: Arrays, first: int = 0
+) -> tuple[Shape, ...] | None:
+    """The chain from layer `first` on, as shapes; None where the compiled code is not there or does not know it."""
+    if library.library() is None or not isinstance(inputs, Tensor) or not is_chain(model, first):
+        return None
+    names = (name for layer in model.structure.layers[first:] for name in layer.tensors)
+    if not fits(model, inputs, first) or not all(map(_single, (inputs, *(tensors[name] for name in names)))):
+        return None
+    found: list[Shape] = []
+    size = (inputs.shape[2], inputs.shape[3]) if inputs.ndim == 4 else (1, 1)
+    for path, module in model.modules_of(first, len(model.structure.layers)):
+        last = found[-1] if found else None
+        match module:
+            case nn.Conv2d():
+                plain = (module.stride, module.padding, module.dilation, module.groups)
+                if plain != ((1, 1), (0, 0), (1, 1), 1):
+                    return None
+                filters, channels, tall, wide = tensors[f"{path}.weight"].shape
+                stored = last.outputs if last else channels
+                high, broad = size
+                found.append(
+                    Shape(
+                        path, True, stored, _padded(filters), channels, filters, 1, high, broad, (tall, wide)
+                    )
+                )
+                size = high - tall + 1, broad - wide + 1
+            case nn.MaxPool2d():
+                pairs = (module.kernel_size, module.stride, module.padding, module.dilation)
+                if last is None or last.pooled or module.ceil_mode or [_pair(one) for one in pairs] != [
+                    (2, 2), (2, 2), (0, 0), (1, 1),
+                ]:  # fmt: skip
+                    return None
+                found[-1] = replace(last, pooled=True)
+                size = size[0] // 2, size[1] // 2
+            case nn.ReLU() if last is not None:
+                found[-1] = replace(last, rectified=True)
+            case nn.Linear():
+                outputs, features = tensors[f"{path}.weight"].shape
+                behind = last is not None and last.convolution
+                spots = size[0] * size[1] if behind else 1
+                stored = last.outputs * spots if last else _padded(features)
+                found.append(Shape(path, False, stored, _padded(outputs), features // spots, outputs, spots))
+            case nn.Flatten() | nn.Identity():
+                pass
+            case _:
+                return None
+    if not found or min(size) <= 0:
+        return None
+    return tuple(replace(one, biased=f"{one.path}.bias" in tensors) for one in found)
+
+
+def _single(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def rows_of(inputs: Tensor, first: Shape) -> np.ndarray:
+    """Samples as the first layer reads them: channels-last, or rows of padded features."""
+    if first.convolution:
+        return np.ascontiguousarray(inputs.permute(0, 2, 3, 1).numpy())
+    rows = inputs.flatten(1).numpy()
+    missing = first.inputs - rows.shape[1]
+    return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, missing))) if missing else rows)
+
+
+Buffers = list[tuple[np.ndarray, np.ndarray]]
+"""Weight and bias of each layer, in the layout of the compiled code."""
+
+_own = threading.local()
+
+
+def own_buffers(shapes: Sequence[Shape], place: str) -> Buffers:
+    """This thread's buffers for one purpose: new memory for every device would cost more than what is copied there.
+
+    Padding is zero; everything else is what the last user left.
+    """
+    key, known = tuple(shapes), _own.__dict__
+    if known.get(place, (None,))[0] != key:
+        known[place] = key, [shape.blank() for shape in shapes]
+    buffers: Buffers = known[place][1]
+    return buffers
+
+
+def laid_out(shapes: Sequence[Shape], tensors: Tensors, place: str = "weights") -> Buffers:
+    """Weights and biases in this thread's own buffers."""
+    buffers = own_buffers(shapes, place)
+    fill(shapes, buffers, tensors)
+    return buffers
+
+
+def fill(shapes: Sequence[Shape], buffers: Buffers, tensors: Tensors) -> None:
+    """Write all layers' tensors into buffers."""
+    for shape, (weight, bias) in zip(shapes, buffers, strict=True):
+        shape.pack(tensors, weight, bias)
+
+
+def read_back(
+    shapes: Sequence[Shape], packed: Buffers, frozen: int, names: frozenset[str]
+) -> dict[str, Tensor]:
+    """Copies of the tensors from layer `frozen` on, in their own layout."""
+    trained: dict[str, Tensor] = {}
+    for shape, (weight, bias) in list(zip(shapes, packed, strict=True))[frozen:]:
+        trained |= shape.unpack(weight, bias, names)
+    return trained
+
+
+class Net:
+    """A chain with its tensors, as C reads it; it must live as long as `structure` is in use."""
+
+    def __init__(
+        self,
+        shapes: Sequence[Shape],
+        weights: Buffers,
+        velocity: Buffers | None = None,
+        shift: Buffers | None = None,
+        gains: Mapping[str, float] | None = None,
+    ) -> None:
+        self.weights, self._held = weights, (velocity, shift)
+        factors = gains or {}
+        self._layers = (library.Layer * len(shapes))(
+            *(shape.structure(factors.get(shape.path, 1.0)) for shape in shapes)
+        )
+        nothing = [(None, None)] * len(shapes)
+        self._values = (library.Values * len(shapes))(
+            *(
+                library.Values(*(None if one is None else one.ctypes.data for pair in pairs for one in pair))
+                for pairs in zip(weights, velocity or nothing, shift or nothing, strict=True)
+            )
+        )
+        self.structure = library.Net(ctypes.addressof(self._layers), ctypes.addressof(self._values))
