@@ -39,6 +39,10 @@ Stopped = Literal["rounds", "target", "time-budget", "diverged"]
 """Why a run has ended. The accuracy of one that diverged is that of a guess: what is left of it predicts nothing."""
 
 
+ComputePath = Literal["compiled", "autograd", "mixed"]
+"""How local rounds were computed: in compiled code, by autograd, or some this way and some that way."""
+
+
 class Record(BaseModel):
     """A frozen value that reads and writes as JSON."""
 
@@ -121,6 +125,7 @@ class ResultRecord(Record):
     budget_action: Literal["device", "shared", "work", "none"] | None = None  # how it acted on the method
     public_samples: int = 0  # unlabelled, no device's own
     validation_samples: int = 0  # labelled, the server's own
+    path: ComputePath | None = None  # None where it is not known: on real devices, or in old records
 
 
 class RunRecord(Record):

@@ -53,7 +53,12 @@ class Case:
         return np.stack([rng.permutation(len(self.data)) for _ in range(self.epochs)])
 
     def compiled(self, **changes: Any) -> tuple[dict[str, Tensor], float] | None:
-        given = {"batch": self.batch, "limit": self.limit, "cached": self.cached, "rule": self.rule}
+        given: dict[str, Any] = {
+            "batch": self.batch,
+            "limit": self.limit,
+            "cached": self.cached,
+            "rule": self.rule,
+        }
         given |= {"draws": self.draws, **changes}
         return kernels.train(self.model, self.part, self.received, self.data, self.orders, **given)
 

@@ -7,12 +7,12 @@ import contextlib
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from fedpmt.training.compiled import train_compiled
+from fedpmt.training.compiled import train_compiled, why_not_compiled
 from fedpmt.training.local import LocalSettings, LocalWork, Outcome, Rng, Site, train
 from fedpmt.training.messages import Reply
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from fedpmt.models.layered import LayeredModel
     from fedpmt.parts.part import Part
+    from fedpmt.records import ComputePath
     from fedpmt.training.messages import Task
     from fedpmt.training.objective import Objective
     from fedpmt.types import Examples
@@ -58,8 +59,22 @@ class Unit:
         )
 
 
+@dataclass
+class PathsTaken:
+    """How local rounds were computed; all threads write to one of these."""
+
+    seen: set[ComputePath] = field(default_factory=set)
+    left_to_autograd: str | None = None  # what compiled code does not know although it knows the model
+    checked: bool = False  # whether the last was looked for: once is enough
+
+
 class Executor(Protocol):
     """Computes units and other pieces of work, results in the order given."""
+
+    @property
+    def paths(self) -> PathsTaken:
+        """How units were computed so far."""
+        ...
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
         """Local rounds."""
@@ -84,6 +99,7 @@ class Plain:
     stochastic: bool = False  # whether a forward pass draws from torch's global generator (dropout)
     fast: bool = False
     public: Examples | None = None
+    paths: PathsTaken = field(default_factory=PathsTaken)
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
         for unit in units:
@@ -91,11 +107,16 @@ class Plain:
 
     def compute(self, work: LocalWork[Any], unit: Unit) -> tuple[Reply, Any]:
         """One unit, in compiled code where that is possible, else by autograd."""
-        data, found = unit.shard(), None
+        data, found, site = unit.shard(), None, self.site(unit.settings)
         if self.fast:
-            site = self.site(unit.settings)
             found = train_compiled(work, site, unit.task, unit.part, unit.own, data, unit.rng)
+        self.paths.seen.add("autograd" if found is None else "compiled")
         if found is None:
+            if self.fast and not self.paths.checked:
+                self.paths.checked = True
+                self.paths.left_to_autograd = why_not_compiled(
+                    work, site, unit.task, unit.part, unit.own, data
+                )
             return self._by_autograd(work, unit, data)
         outcome, own = found
         return unit.reply(outcome), own
@@ -135,7 +156,7 @@ class Parallel:
     """Several devices at a time, one thread and one copy of the models each; two results per worker are held."""
 
     def __init__(self, one: Plain, workers: int) -> None:
-        self._one, self._workers = one, workers
+        self._one, self._workers, self.paths = one, workers, one.paths
         self._own = threading.local()
         # deepcopy of one module from several threads at once is not safe: copies are made one by one.
         self._copying = threading.Lock()

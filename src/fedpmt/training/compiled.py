@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch.nn import functional
 
 from fedpmt import kernels
 from fedpmt.kernels import StepRule
@@ -62,6 +63,19 @@ def train_compiled(
         return None
     tensors, loss = found
     return work.concluded(Outcome({MODEL: tensors}, metrics={"train_loss": loss}), site, task, own, steps)
+
+
+def why_not_compiled(
+    work: LocalWork[Any], site: Site, task: Task, part: Part, own: Any, data: Examples
+) -> str | None:
+    """What keeps a local round from compiled code that knows the model; None where it does not know it."""
+    if not kernels.knows(site.models[part.model], data.inputs):
+        return None
+    if step_rule(work, site, task, part, own) is None:
+        return "its local steps with these settings"
+    if site.objective.loss is not functional.cross_entropy:
+        return "this loss"
+    return f"parts like '{part.label}'"
 
 
 def drawn_widths(part: Part, steps: int, rng: Rng) -> np.ndarray:
