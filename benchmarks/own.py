@@ -21,8 +21,7 @@ from benchmarks.results import Measurement
 from benchmarks.runner import Way, measure, ways
 from benchmarks.settings import FEDAVG, Setting
 from fedpmt.api import paper_problem_of, settings_of
-from fedpmt.kernels.fused import fused_train
-from fedpmt.kernels.native import laid_out, read_back, shapes_of
+from fedpmt.kernels.layout import laid_out, read_back, shapes_of
 from fedpmt.parts.depth import suffixes
 from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import Seeds
@@ -30,7 +29,8 @@ from fedpmt.simulation.assemble import make_price
 from fedpmt.simulation.placement import PlacedData
 from fedpmt.simulation.schedule import local_settings
 from fedpmt.training.batches import CPU, placed
-from fedpmt.training.local import Site
+from fedpmt.training.compiled import train_compiled
+from fedpmt.training.local import LocalWork, Site, train
 from fedpmt.training.messages import Task
 from fedpmt.types import MODEL
 
@@ -124,7 +124,9 @@ def depth_times(setting: Setting, epochs: int, plan: Plan) -> list[DepthTime]:
 
     def once(part: Part) -> float:
         begun = time.perf_counter()
-        fused_train(site, [Task((part,), {MODEL: weights})], [part], [data], [partial(Seeds(0, 0), device=0)])
+        task, seeds = Task((part,), {MODEL: weights}), partial(Seeds(0, 0), device=0)
+        if train_compiled(LocalWork(), site, task, part, None, data, seeds) is None:
+            train(LocalWork(), site, task, part, None, data, seeds, device=0, round_index=0)
         return time.perf_counter() - begun
 
     with _one_thread():
@@ -168,7 +170,7 @@ def stage_times(setting: Setting, plan: Plan) -> StageTime | None:
             marks.append(time.perf_counter())
             packed = laid_out(shapes, weights)
             marks.append(time.perf_counter())
-            fused_train(site, [task], [part], [shard], [partial(Seeds(0, turn), device=device)])
+            train_compiled(LocalWork(), site, task, part, None, shard, partial(Seeds(0, turn), device=device))
             marks.append(time.perf_counter())
             read_back(shapes, packed, 0, names)
             marks.append(time.perf_counter())
