@@ -13,7 +13,7 @@ import typer
 from fedpmt import __version__
 from fedpmt.cli import data, deploy, prices, report, reproduce, runs
 from fedpmt.cli.interrupt import interruptible
-from fedpmt.cli.show import say
+from fedpmt.cli.show import say, warnings
 from fedpmt.types import SettingError
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
@@ -64,7 +64,7 @@ def program(arguments: Sequence[str] | None = None) -> int:
     """Run the program; wrong input is one line on standard error and exit code 2, never a traceback."""
     command = typer.main.get_command(app)
     try:
-        with interruptible():
+        with interruptible(), warnings():
             code = command.main(
                 list(arguments) if arguments is not None else None, prog_name="fedpmt", standalone_mode=False
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedpmt.methods.base import Round
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.coverage import warn_of_untrained_layers
 from fedpmt.simulation.room import check_room
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
     ):
         check_room(federation, folder)
         progress = federation.start()
+        warn_of_untrained_layers(federation, progress)
         round_ = Round(0, federation.planner.price, Seeds(settings.seed, 0))
         asked, verdict = federation.settle(progress, round_)
         record = federation.record(progress, asked, verdict.outcomes, verdict.round_seconds)
