@@ -13,7 +13,7 @@ from fedpmt.simulation.assemble import plan
 if TYPE_CHECKING:
     from pathlib import Path
 
-SMALL = {"data": "synthetic", "devices": 6, "cohort": 6, "samples": 20, "rounds": 2, "eval_every": 2}
+SMALL: dict[str, Any] = {"data": "synthetic", "devices": 6, "cohort": 6, "samples": 20, "rounds": 2, "eval_every": 2}
 
 
 def depths(table: dict[str, Any]) -> list[int]:
