@@ -43,7 +43,7 @@ def filling(group: str, value: float, device: int = 1) -> Callable[[Message, Mes
 @pytest.mark.parametrize(
     ("method", "group", "options"),
     [
-        ("scaffold", CONTROL, {}),
+        ("scaffold", CONTROL, {"option": "II"}),
         ("scaffold", CONTROL, {"option": "I"}),
         ("prunefl", SQUARES, {"interval": 1, "initial_rounds": 0}),
         ("fedgen", COUNTS, {}),

@@ -153,6 +153,7 @@ def simulate(
     With `keep_diverged` a run that diverges is finished with the rounds before, and says so.
     """
     from fedpmt.simulation.assemble import assembled
+    from fedpmt.simulation.coverage import warn_of_untrained_layers
     from fedpmt.simulation.room import check_room
 
     with assembled(settings, problem, method, folder) as federation:
@@ -160,6 +161,8 @@ def simulate(
         with Journal(federation, folder) as journal:
             if on_start is not None:
                 on_start()
+            if journal.stopped is None:
+                warn_of_untrained_layers(federation, journal.progress)
             while journal.stopped is None:
                 try:
                     played = federation.play(journal.progress)
