@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from fedpmt.kernels.fused import fusible
 from narrow_runs import check_fast_path, local_round
 from torch.nn import functional
 
-from fedpmt.kernels.fused import fusible
 from fedpmt.methods.feddrop import FedDrop
 from fedpmt.models.nets import NETS
 from fedpmt.parts.part import Indices
@@ -44,7 +44,7 @@ def test_the_next_layers_input_is_the_full_one_on_average(scope: Literal["fc", "
     for index in range(ROUNDS):
         task = bench.method.assign(bench.state, bench.client(0), bench.round(index))
         part, structure = task.offer[0], bench.model.structure
-        factors = bench.method.local().factors(task, part, structure)
+        factors = bench.method.local.factors(task, part, structure)
         sent = {name: tensor * factors.get(name, 1.0) for name, tensor in task.tensors[MODEL].items()}
         kept = part.sent["4.bias"]
         assert isinstance(kept, Indices)
@@ -71,12 +71,12 @@ def test_scaled_inputs_are_trained_alike_by_compiled_passes(net: str) -> None:
     """The fast path knows no factor on a weight that its bias does not have; passes are compiled all the same."""
     method = FedDrop(scope="all", scaling=True, match="within")
     site, task, data = local_round(method, net)
-    assert not fusible(method.local(), site, task, task.offer[0], data)
+    assert not fusible(method.local, site, task, task.offer[0], data)
     short = {name: tensor.float() for name, tensor in task.tensors[MODEL].items()}
     single, data = replace(task, tensors={MODEL: short}), replace(data, inputs=data.inputs.float())
     fast, oracle = (
         train(
-            method.local(),
+            method.local,
             replace(site, fast=compiled),
             *(single, task.offer[0], None, data, Seeds(0, 0)),
             device=0,

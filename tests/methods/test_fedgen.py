@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.training.latent import (
+    COUNTS,
+    GENERATOR,
+    GeneratorWork,
+    diversity,
+    generate,
+    new_generator,
+    noise_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -18,15 +27,6 @@ from fedpmt import api
 from fedpmt.methods.fedgen import FedGen
 from fedpmt.records import DEVICES, MODEL_FILE
 from fedpmt.simulation.checkpoint import read_value
-from fedpmt.training.latent import (
-    COUNTS,
-    GENERATOR,
-    GeneratorWork,
-    diversity,
-    generate,
-    new_generator,
-    noise_of,
-)
 from fedpmt.types import MODEL, SettingError
 from support import Bench, samples
 
@@ -43,7 +43,7 @@ def test_with_weights_zero_it_is_fedavg_and_sends_no_generator() -> None:
     bench = Bench(FedGen(generative=0, latent=0))
     task = bench.method.assign(bench.state, bench.client(0), bench.round(5))
     assert set(task.tensors) == {MODEL}
-    step = bench.method.aggregate(bench.state, [bench.reply(0)], bench.round(5))
+    step = bench.aggregate([bench.reply(0)], 5)
     assert step.server_operations == 0
     assert step.state.generator is bench.state.generator
 
@@ -76,7 +76,7 @@ def test_the_servers_steps_leave_heads_as_they_are_and_move_the_generator(
         return told(self, run, own, data)
 
     monkeypatch.setattr(GeneratorWork, "reply", noted)
-    step = bench.method.aggregate(bench.state, arrived, bench.round(0))
+    step = bench.aggregate(arrived)
     for reply, kept in zip(arrived, before, strict=True):
         assert all(torch.equal(reply.tensors[MODEL][name], tensor) for name, tensor in kept.items())
     # Those that the steps were taken with: still what devices sent.
@@ -92,14 +92,14 @@ def test_the_servers_steps_leave_heads_as_they_are_and_move_the_generator(
     assert all(not tensor.requires_grad for tensor in step.state.generator.values())
     # The mean is FedAvg's: the generator learns from fresh heads, and leaves the average alone.
     plain = Bench(FedGen(generative=0, latent=0))
-    other = plain.method.aggregate(plain.state, arrived, plain.round(0)).state
+    other = plain.aggregate(arrived).state
     assert all(torch.equal(other.tensors[name], tensor) for name, tensor in step.state.tensors.items())
 
 
 def test_the_generator_learns_what_heads_call_by_their_label() -> None:
     bench = Bench(FedGen(steps=400, rate=1e-2, variety=0.0))
     arrived = [bench.reply(device, count=40) for device in range(3)]
-    state = bench.method.aggregate(bench.state, arrived, bench.round(0)).state
+    state = bench.aggregate(arrived).state
     weight, bias = state.head
     labels = torch.arange(3).repeat(20)
     noise = noise_of(np.random.default_rng(0), 60, 32, CPU)
@@ -128,7 +128,7 @@ def test_a_head_counts_by_its_share_of_a_label() -> None:
                 model[bias] = model[bias] + torch.tensor([second_bias, 0.0, 0.0])
                 tensors[MODEL] = model
             replies.append(replace(reply, tensors=tensors))
-        return dict(bench.method.aggregate(bench.state, replies, bench.round(0)).state.generator)
+        return dict(bench.aggregate(replies).state.generator)
 
     silent = [told([[8, 0, 0], [0, 0, 0]], shift) for shift in (0.0, 9.0)]
     heard = [told([[8, 0, 0], [8, 0, 0]], shift) for shift in (0.0, 9.0)]
@@ -275,7 +275,7 @@ class TestHeadAlone:
     def test_the_shared_head_is_the_mean_and_the_body_goes_on(self) -> None:
         bench = Bench(FedGen(share="head", weight="uniform"))
         answers = [bench.work(device) for device in range(3)]
-        state = bench.method.aggregate(bench.state, [reply for reply, _ in answers], bench.round(0)).state
+        state = bench.aggregate([reply for reply, _ in answers]).state
         assert set(state.tensors) == set(state.head)
         for name in state.head:
             mean = torch.stack([reply.tensors[MODEL][name] for reply, _ in answers]).mean(dim=0)

@@ -8,15 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import nn
-from torch.nn import functional
-
-from fedpmt import api
-from fedpmt.methods.fedgkt import FedGKT
-from fedpmt.records import DEVICES, MODEL_FILE
-from fedpmt.simulation.checkpoint import read_value
-from fedpmt.training.local import train
 from fedpmt.training.transfer import (
     EDGE,
     FEATURES,
@@ -28,6 +19,15 @@ from fedpmt.training.transfer import (
     Edge,
     knowledge,
 )
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+
+from fedpmt import api
+from fedpmt.methods.fedgkt import FedGKT
+from fedpmt.records import DEVICES, MODEL_FILE
+from fedpmt.simulation.checkpoint import read_value
+from fedpmt.training.local import train
 from fedpmt.types import MODEL, SettingError
 from support import Bench, samples
 
@@ -48,7 +48,7 @@ def second_round(bench: Bench, teacher: torch.Tensor, order: np.ndarray | None =
         data = data.take(order)
     rng = bench.round(1).rng
     return train(
-        bench.method.local(), bench.site, task, task.offer[0], own, data, lambda purpose: rng(purpose, 0),
+        bench.method.local, bench.site, task, task.offer[0], own, data, lambda purpose: rng(purpose, 0),
         device=0, round_index=1,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def test_no_weights_travel() -> None:
     }
     sent = {name: tuple(tensor.shape) for name, tensor in reply.tensors[TRANSFER].items()}
     assert sent == {FEATURES: (COUNT, WIDTH), LOGITS: (COUNT, CLASSES), LABELS: (COUNT,)}
-    bench.state = bench.method.aggregate(bench.state, [reply], bench.round(0)).state
+    bench.state = bench.aggregate([reply]).state
     for device, down in ((0, {MODEL: {}, TEACHER: {LOGITS: (COUNT, CLASSES)}}), (1, {MODEL: {}})):
         task = bench.method.assign(bench.state, bench.client(device), bench.round(1))
         shapes = {
@@ -132,7 +132,7 @@ def test_the_servers_loss_by_hand() -> None:
     bench = Bench(FedGKT(epochs=1, weight_decay=0.0, server_alpha=0.5), batch=COUNT)
     reply = bench.reply(0)
     told = reply.tensors[TRANSFER]
-    step = bench.method.aggregate(bench.state, [reply], bench.round(0))
+    step = bench.aggregate([reply])
     params = {name: tensor.clone().requires_grad_() for name, tensor in bench.state.tensors.items()}
     outputs = bench.model.suffix(1, params, told[FEATURES])
     loss = knowledge(outputs, told[LOGITS], 3.0) + 0.5 * functional.cross_entropy(
@@ -196,7 +196,7 @@ def test_memory_holds_what_is_told_and_heard() -> None:
     for method, moments in ((FedGKT(), 3), (FedGKT(optimizer="sgd"), 0)):
         bench = Bench(method)
         first = bench.method.assign(bench.state, bench.client(0), bench.round(0)).offer[0].beside
-        bench.state = bench.method.aggregate(bench.state, [bench.reply(0)], bench.round(0)).state
+        bench.state = bench.aggregate([bench.reply(0)]).state
         second = bench.method.assign(bench.state, bench.client(0), bench.round(1)).offer[0].beside
         edge = bench.models[EDGE].structure
         wanted = 4 * (moments * edge.size(edge.parameters) + COUNT * (WIDTH + CLASSES))
@@ -229,7 +229,7 @@ def test_features_are_exported_by_the_net_as_it_is_kept() -> None:
 
 def test_only_devices_that_took_part_are_known_to_the_server() -> None:
     bench = Bench(FedGKT())
-    state = bench.method.aggregate(bench.state, [bench.reply(5)], bench.round(0)).state
+    state = bench.aggregate([bench.reply(5)]).state
     assert set(state.logits) == {5}
     state = bench.method.aggregate(state, [bench.reply(2)], bench.round(1)).state
     assert set(state.logits) == {2, 5}

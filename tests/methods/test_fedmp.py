@@ -145,7 +145,7 @@ def test_recovered_models_are_averaged_by_r2sp() -> None:
         for device, budget in enumerate((60.0, 150.0, 400.0))
     ]
     assert len({reply.part.label for reply in replies}) == 3
-    step = bench.method.aggregate(bench.state, replies, bench.round(0))
+    step = bench.aggregate(replies)
     for name, tensor in bench.state.tensors.items():
         recovered = []
         for reply in replies:
@@ -162,7 +162,7 @@ def test_recovered_models_are_averaged_by_r2sp() -> None:
 @pytest.mark.parametrize("ratio", [None, 0.0, 0.3, 0.6])
 def test_no_training_leaves_the_model_as_it_was(ratio: float | None) -> None:
     bench = Bench(FedMP(ratio=ratio), learning_rate=0.0)
-    step = bench.method.aggregate(bench.state, [bench.reply(device) for device in range(4)], bench.round(0))
+    step = bench.aggregate([bench.reply(device) for device in range(4)])
     assert all(torch.equal(step.state.tensors[name], old) for name, old in bench.state.tensors.items())
 
 
@@ -171,7 +171,7 @@ def test_no_pruning_is_uniform_fedavg_bit_for_bit() -> None:
     for index in range(2):
         for bench in (ours, theirs):
             replies = [bench.reply(device, index, count=5 + device) for device in range(3)]
-            bench.state = bench.method.aggregate(bench.state, replies, bench.round(index)).state
+            bench.state = bench.aggregate(replies, index).state
     for name, tensor in theirs.state.tensors.items():
         assert torch.equal(ours.state.tensors[name], tensor)
 
@@ -226,7 +226,7 @@ def test_bandits_learn_the_ratio_that_was_assigned() -> None:
 
 def test_late_workers_teach_nothing() -> None:
     bench = Bench(FedMP())
-    step = bench.method.aggregate(bench.state, [], bench.round(0))
+    step = bench.aggregate([])
     assert step.state.bandits == {}
     assert all(torch.equal(step.state.tensors[name], old) for name, old in bench.state.tensors.items())
 
@@ -234,7 +234,7 @@ def test_late_workers_teach_nothing() -> None:
 def test_its_state_survives_the_disk(tmp_path: Any) -> None:
     bench = Bench(FedMP())
     for index in range(3):
-        bench.state = bench.method.aggregate(bench.state, [bench.reply(2, index)], bench.round(index)).state
+        bench.state = bench.aggregate([bench.reply(2, index)], index).state
     write_value(tmp_path / "state", bench.state)
     back = read_value(tmp_path / "state")
     assert isinstance(back, Pruning)

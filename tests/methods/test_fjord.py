@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.training.nested import WIDTHS, NestedWork
+from fedpmt.training.widths import outputs_at, statistics_of
 from narrow_runs import check_fast_path, takes_fast_path
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,9 +21,7 @@ from fedpmt.parts.width import corners
 from fedpmt.pricing.cost import Cost, Memory
 from fedpmt.simulation.loop import payload_bytes
 from fedpmt.training.local import LocalSettings, Run, Site, sgd_step
-from fedpmt.training.nested import WIDTHS, NestedWork
 from fedpmt.training.objective import CLASSIFICATION
-from fedpmt.training.widths import outputs_at, statistics_of
 from fedpmt.types import MODEL, SettingError
 from models.nets_of_users import ResNet
 from support import Bench, samples
@@ -30,7 +30,7 @@ from support import Bench, samples
 def started(bench: Bench, budget: float = float("inf")) -> Run:
     task = bench.method.assign(bench.state, bench.client(0, budget), bench.round(0))
     site = Site({GLOBAL: bench.model}, CLASSIFICATION, bench.settings)
-    run: Run = bench.method.local().start(
+    run: Run = bench.method.local.start(
         site, task, task.offer[0], None, samples(8), lambda purpose: np.random.default_rng(0)
     )
     return run
@@ -81,7 +81,7 @@ def test_widths_are_drawn_evenly_anew_for_each_batch_up_to_the_largest() -> None
             return seen[-1]
 
     run.memo[WIDTHS] = Counting()
-    work = bench.method.local()
+    work = bench.method.local
     for _ in range(300):
         work.loss(run, samples(2), lambda purpose: np.random.default_rng(0))
     counts = np.bincount(seen, minlength=allowed)
@@ -93,7 +93,7 @@ def test_widths_are_drawn_evenly_anew_for_each_batch_up_to_the_largest() -> None
 def test_nothing_outside_the_drawn_width_moves(local: dict[str, Any]) -> None:
     bench = Bench(FjORD(), **local)
     run = started(bench)
-    work, settings = bench.method.local(), bench.settings
+    work, settings = bench.method.local, bench.settings
     velocity: dict[str, Tensor] = {}
     for level in (4, 1, 0):
         before = {name: tensor.detach().clone() for name, tensor in run.params.items()}
@@ -113,7 +113,7 @@ def test_a_device_sends_back_its_largest_width_and_the_rest_keeps_its_bits() -> 
     bench = Bench(FjORD(), weight_decay=0.1)
     reply = bench.reply(0, budget=150.0)
     assert 0 < len(reply.part.inner) < 4
-    after = bench.method.aggregate(bench.state, [reply], bench.round(0)).state.tensors
+    after = bench.aggregate([reply]).state.tensors
     for name, corner in corners(bench.model.structure, reply.part).items():
         rest = after[name].clone()
         rest[corner] = bench.state.tensors[name][corner]
@@ -126,14 +126,14 @@ def test_the_widest_net_that_anybody_trains_is_evaluated() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in bench.state.tensors.items())
     reply = bench.reply(0, budget=150.0)
     assert 0 < len(reply.part.inner) < 4
-    bench.state = bench.method.aggregate(bench.state, [reply], bench.round(0)).state
+    bench.state = bench.aggregate([reply]).state
     shown = bench.method.predictor(bench.state).tensors
     inputs = samples(5).inputs
     cut = {name: take(bench.state.tensors[name], kept) for name, kept in reply.part.sent.items()}
     torch.testing.assert_close(bench.model.forward(shown, inputs), bench.model.forward(cut, inputs))
     # A narrower device takes nothing back, and one of full width brings the whole net in.
     for budget, whole in ((60.0, False), (float("inf"), True)):
-        bench.state = bench.method.aggregate(bench.state, [bench.reply(1, 1, budget)], bench.round(1)).state
+        bench.state = bench.aggregate([bench.reply(1, 1, budget)], 1).state
         found = bench.method.predictor(bench.state).tensors["4.weight"]
         assert bool((found != 0).all()) == whole
         assert torch.equal(
@@ -149,7 +149,7 @@ class TestDistillation:
         return (
             bench,
             run,
-            bench.method.local().loss(run, samples(6), lambda purpose: np.random.default_rng(0)),
+            bench.method.local.loss(run, samples(6), lambda purpose: np.random.default_rng(0)),
         )
 
     def test_is_the_sum_with_a_teacher_that_learns_nothing_from_it(self) -> None:
@@ -182,7 +182,7 @@ class TestDistillation:
             {GLOBAL: bench.model}, replace(CLASSIFICATION, loss=nn.functional.mse_loss), bench.settings
         )
         with pytest.raises(SettingError, match="cross-entropy"):
-            bench.method.local().start(
+            bench.method.local.start(
                 site, task, task.offer[0], None, samples(4), lambda purpose: np.random.default_rng(0)
             )
 
@@ -246,7 +246,7 @@ class TestBatchNorm:
         narrow, wide = (reply.tensors[statistics_of(level)] for level in (1, 2))
         assert narrow["bn.running_mean"].shape == (2,)
         assert wide["bn.running_mean"].shape == (4,)
-        assert payload_bytes(reply.tensors) == bench.method.local().upload_bytes(
+        assert payload_bytes(reply.tensors) == bench.method.local.upload_bytes(
             reply.part, bench.model.structure
         )
 
@@ -255,7 +255,7 @@ class TestBatchNorm:
         small, large = bench.reply(0, budget=500.0, count=12), bench.reply(1, count=12)
         assert (len(small.part.inner), len(large.part.inner)) == (0, 1)
         assert statistics_of(2) not in small.tensors
-        state = bench.method.aggregate(bench.state, [small, large], bench.round(0)).state
+        state = bench.aggregate([small, large]).state
         one, two = (reply.tensors[statistics_of(1)]["bn.running_var"] for reply in (small, large))
         torch.testing.assert_close(state.statistics[statistics_of(1)]["bn.running_var"], (one + two) / 2)
         widest = large.tensors[statistics_of(2)]["bn.running_var"]
@@ -265,7 +265,7 @@ class TestBatchNorm:
     def test_a_narrow_net_is_evaluated_with_its_own_statistics(self) -> None:
         bench = self.bench()
         small = bench.reply(0, budget=500.0, count=12)
-        state = bench.method.aggregate(bench.state, [small], bench.round(0)).state
+        state = bench.aggregate([small]).state
         shown = bench.method.predictor(state).tensors
         own = small.tensors[statistics_of(1)]["bn.running_var"]
         torch.testing.assert_close(shown["bn.running_var"], torch.cat([own, torch.zeros(2)]))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.pricing.budget import Budget
 from narrow_runs import check_fast_path, local_round, takes_fast_path
 from torch import nn
 
@@ -19,7 +20,6 @@ from fedpmt.models.layered import layered
 from fedpmt.models.nets import NETS
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL, Whole, size
-from fedpmt.pricing.budget import Budget
 from fedpmt.pricing.price import Price
 from fedpmt.seeds import Seeds, generator
 from fedpmt.training.local import LocalSettings, Site, train
@@ -63,7 +63,7 @@ def test_a_narrow_device_never_touches_what_lies_behind_its_slice() -> None:
     bench = Bench(HeteroFL(rate=0.5))
     reply = bench.reply(0)
     assert reply.part.overhead_bytes == 0
-    after = bench.method.aggregate(bench.state, [reply], bench.round(0)).state.tensors
+    after = bench.aggregate([reply]).state.tensors
     before = bench.state.tensors
     # 4 filters and 8 neurons at r = 1/2; a filter owns 9 inputs of the linear layer.
     inside = {"0.weight": np.s_[:2], "0.bias": np.s_[:2], "4.weight": np.s_[:4, :18], "4.bias": np.s_[:4]}
@@ -78,7 +78,7 @@ def test_a_narrow_device_never_touches_what_lies_behind_its_slice() -> None:
 def test_devices_count_the_same_whatever_they_hold() -> None:
     bench = Bench(HeteroFL(rate=1.0))
     small, large = bench.reply(0, count=4), bench.reply(1, count=20)
-    after = bench.method.aggregate(bench.state, [small, large], bench.round(0)).state.tensors
+    after = bench.aggregate([small, large]).state.tensors
     for name, tensor in after.items():
         mean = (small.tensors[MODEL][name] + large.tensors[MODEL][name]) / 2
         torch.testing.assert_close(tensor, mean, rtol=1e-5, atol=1e-7)
@@ -94,7 +94,7 @@ class TestMask:
         data = data.take(np.flatnonzero(np.isin(data.targets.numpy(), held)))
         site = Site({GLOBAL: bench.model}, CLASSIFICATION, bench.settings)
         reply, _ = train(
-            bench.method.local(),
+            bench.method.local,
             site,
             task,
             task.offer[0],
@@ -110,7 +110,7 @@ class TestMask:
         bench, reply = self.with_classes([0, 2])
         assert reply.tensors[MODEL]["6.weight"].shape == (2, 4)
         assert reply.tensors[MODEL]["6.bias"].shape == (2,)
-        after = bench.method.aggregate(bench.state, [reply], bench.round(0)).state.tensors
+        after = bench.aggregate([reply]).state.tensors
         before = bench.state.tensors
         assert torch.equal(after["6.weight"][1], before["6.weight"][1])
         assert torch.equal(after["6.bias"][1], before["6.bias"][1])
@@ -119,7 +119,7 @@ class TestMask:
     def test_a_class_is_averaged_over_its_holders(self) -> None:
         bench, some = self.with_classes([0, 2])
         _, all_ = self.with_classes([0, 1, 2])
-        after = bench.method.aggregate(bench.state, [some, all_], bench.round(0)).state.tensors["6.bias"]
+        after = bench.aggregate([some, all_]).state.tensors["6.bias"]
         one, other = some.tensors[MODEL]["6.bias"], all_.tensors[MODEL]["6.bias"]
         wanted = torch.stack([(one[0] + other[0]) / 2, other[1], (one[1] + other[2]) / 2])
         torch.testing.assert_close(after, wanted)
@@ -129,7 +129,7 @@ class TestMask:
         client = replace(bench.client(0), label_counts=np.array([3, 0, 1]))
         task = bench.method.assign(bench.state, client, bench.round(0))
         site = Site({GLOBAL: bench.model}, CLASSIFICATION, bench.settings)
-        work, data = bench.method.local(), samples(6)
+        work, data = bench.method.local, samples(6)
         data = replace(data, targets=data.targets.clamp(max=0))
         run = work.start(site, task, task.offer[0], None, data, lambda purpose: np.random.default_rng(0))
         loss = work.loss(run, data, lambda purpose: np.random.default_rng(0))
@@ -151,7 +151,7 @@ def test_scaler_divides_hidden_outputs_by_the_rate_in_training_only() -> None:
     bench = Bench(HeteroFL(rate=0.4))
     task = bench.method.assign(bench.state, bench.client(0), bench.round(0))
     site = Site({GLOBAL: bench.model}, CLASSIFICATION, bench.settings)
-    run = bench.method.local().start(site, task, task.offer[0], None, samples(5), lambda purpose: None)
+    run = bench.method.local.start(site, task, task.offer[0], None, samples(5), lambda purpose: None)
     local, inputs = task.tensors[MODEL], samples(5).inputs
     hidden = nn.functional.conv2d(inputs, local["0.weight"], local["0.bias"]) / 0.4
     hidden = nn.functional.max_pool2d(hidden.relu(), 2).flatten(1)
@@ -165,7 +165,7 @@ def test_scaler_divides_hidden_outputs_by_the_rate_in_training_only() -> None:
 
 
 def test_gradients_are_clipped_to_a_norm() -> None:
-    work = HeteroFL(clip=1.0).local()
+    work = HeteroFL(clip=1.0).local
     large = {"a": torch.full((3,), 4.0), "b": torch.full((2,), -3.0)}
     clipped = work.correct(None, large, 0)  # type: ignore[arg-type]
     norm = torch.cat(list(clipped.values())).norm()
@@ -225,14 +225,14 @@ class TestBatchNorm:
         bench = Bench(method, layered(module, example=torch.zeros(2, 1, 8, 8)))
         reply = bench.reply(0)
         assert not any("running" in name for name in reply.tensors[MODEL])
-        after = bench.method.aggregate(bench.state, [reply], bench.round(0)).state.tensors
+        after = bench.aggregate([reply]).state.tensors
         assert all(torch.equal(after[name], bench.state.tensors[name]) for name in after if "running" in name)
         assert not torch.equal(after["bn.weight"], bench.state.tensors["bn.weight"])
         assert method.predictor(bench.state).statistics == "stored"
         # In training as in evaluation: what a sample gives does not depend on its batch.
         task = method.assign(bench.state, bench.client(0), bench.round(0))
         [part], data = task.offer, samples(6)
-        run = method.local().start(bench.site, task, part, None, data, lambda purpose: Seeds(0)(purpose, 0))
+        run = method.local.start(bench.site, task, part, None, data, lambda purpose: Seeds(0)(purpose, 0))
         alone, among = (run.forward(run.tensors, data.inputs[:count])[0] for count in (1, 6))
         torch.testing.assert_close(alone, among)
 
@@ -247,7 +247,7 @@ class TestBatchNorm:
         for norm in ("static", "frozen"):
             bench = Bench(HeteroFL(rate=0.5, norm=norm), net)
             task = bench.method.assign(bench.state, bench.client(0), bench.round(0))
-            scaled[norm] = bench.method.local().factors(task, task.offer[0], bench.model.structure)
+            scaled[norm] = bench.method.local.factors(task, task.offer[0], bench.model.structure)
         hidden = {"4.weight": 2.0, "4.bias": 2.0}
         assert scaled == {"static": {"0.weight": 2.0, "0.bias": 2.0, **hidden}, "frozen": hidden}
 

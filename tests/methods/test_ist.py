@@ -38,7 +38,7 @@ def test_neurons_are_dealt_without_overlap_and_anew_each_round() -> None:
 def test_weights_return_to_their_place_and_what_is_shared_is_averaged() -> None:
     bench = Bench(IST(subnets=None))
     replies = [bench.reply(device) for device in COHORT]
-    after = bench.method.aggregate(bench.state, replies, bench.round(0)).state.tensors
+    after = bench.aggregate(replies).state.tensors
     for name in ("0.weight", "0.bias", "4.weight", "4.bias", "6.weight"):
         cover, wanted = torch.zeros_like(after[name]), torch.zeros_like(after[name])
         for reply in replies:
@@ -113,7 +113,7 @@ def test_the_fast_path_does_what_the_oracle_does(net: str, scaling: bool) -> Non
 def test_scaling_makes_up_for_the_neurons_elsewhere() -> None:
     bench = Bench(IST(subnets=None))
     task = bench.method.assign(bench.state, bench.client(0), bench.round(0))
-    factors = bench.method.local().factors(task, task.offer[0], bench.model.structure)
+    factors = bench.method.local.factors(task, task.offer[0], bench.model.structure)
     assert factors == {"0.weight": 4.0, "0.bias": 4.0, "4.weight": 4.0, "4.bias": 4.0}
     assert takes_fast_path(IST(), "cnn-mnist")
 

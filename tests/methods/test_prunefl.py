@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.pricing.budget import Budget
+from fedpmt.training.masked import SQUARES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -20,12 +22,10 @@ from fedpmt.methods.prunefl import Initial, PruneFL, Sparse
 from fedpmt.parts.depth import full
 from fedpmt.parts.mask import rearranged, strongest, worthwhile
 from fedpmt.parts.part import GLOBAL, Mask, Whole
-from fedpmt.pricing.budget import Budget
 from fedpmt.pricing.price import Price
 from fedpmt.simulation.assemble import assembled
 from fedpmt.simulation.checkpoint import read_value, write_value
 from fedpmt.simulation.loop import payload_bytes
-from fedpmt.training.masked import SQUARES
 from fedpmt.types import MODEL, SettingError
 from support import SMALL, Bench, samples
 
@@ -133,7 +133,7 @@ def test_pruned_entries_are_zero_on_every_device_and_on_the_server() -> None:
             assert isinstance(selection, Mask)
             assert (selection.bits == bits).all()  # so nothing else can come back
             assert reply.tensors[MODEL][name].shape == (bits.sum(),)
-    state = bench.method.aggregate(bench.state, replies, bench.round(0)).state
+    state = bench.aggregate(replies).state
     for name, bits in bench.state.masks.items():
         assert not state.tensors[name][~torch.from_numpy(bits)].any()
         assert state.tensors[name][torch.from_numpy(bits)].all()
@@ -144,7 +144,7 @@ def test_devices_work_at_zero_too() -> None:
     bench = Bench(PruneFL(), momentum=0.9, weight_decay=0.1)
     bench.state = sparse_state(bench)
     seen: list[dict[str, torch.Tensor]] = []
-    work = bench.method.local()
+    work = bench.method.local
 
     class Watching(type(work)):  # type: ignore[misc]
         def reply(self, run: Any, own: Any, data: Any) -> Any:
@@ -261,7 +261,7 @@ def test_no_pruning_is_fedavg_through_changes_of_the_mask() -> None:
     for index in range(3):
         for bench in (ours, theirs):
             replies = [bench.reply(device, index, count=6 + device) for device in range(3)]
-            bench.state = bench.method.aggregate(bench.state, replies, bench.round(index)).state
+            bench.state = bench.aggregate(replies, index).state
     assert ours.state.version == 3
     for name, tensor in theirs.state.tensors.items():
         assert torch.equal(ours.state.tensors[name], tensor)
@@ -276,9 +276,9 @@ def test_the_mask_changes_every_interval_and_only_then_squares_travel() -> None:
         assert bool(reply.part.reported) == told
         active = 4 * sum(tensor.numel() for tensor in reply.tensors[MODEL].values())
         assert payload_bytes(reply.tensors) == active + (dense if told else 0)
-        assert payload_bytes(reply.tensors) == bench.method.local().upload_bytes(reply.part, structure)
+        assert payload_bytes(reply.tensors) == bench.method.local.upload_bytes(reply.part, structure)
         version = bench.state.version
-        bench.state = bench.method.aggregate(bench.state, [reply], bench.round(index)).state
+        bench.state = bench.aggregate([reply], index).state
         assert bench.state.version == version + told
     assert bench.state.density < 1
 
@@ -303,7 +303,7 @@ def test_a_mask_travels_once_to_each_device() -> None:
     bench.state = sparse_state(bench)
     prunable = sum(bits.size for bits in bench.state.masks.values())
     assert bench.method.part(bench.state, 0).overhead_bytes == -(-prunable // 8)
-    bench.state = bench.method.aggregate(bench.state, [bench.reply(0)], bench.round(0)).state
+    bench.state = bench.aggregate([bench.reply(0)]).state
     assert bench.method.part(bench.state, 0).overhead_bytes == 0
     assert bench.method.part(bench.state, 1).overhead_bytes == -(-prunable // 8)
     dense = Bench(PruneFL())
@@ -320,7 +320,7 @@ def initial_bench(accuracy: float, **options: Any) -> tuple[Bench, Any]:
         assert len(asked) == 1
         replies = [bench.reply(device, index) for device in asked if answers]
         replies = [replace(reply, metrics={**reply.metrics, "train_accuracy": accuracy}) for reply in replies]
-        bench.state = bench.method.aggregate(bench.state, replies, bench.round(index)).state
+        bench.state = bench.aggregate(replies, index).state
 
     return bench, play
 
@@ -447,7 +447,7 @@ def test_time_coefficients() -> None:
 def test_products_are_paid_for_as_dense() -> None:
     bench = Bench(PruneFL())
     bench.state = sparse_state(bench)
-    price, work = real_price(bench), bench.method.local()
+    price, work = real_price(bench), bench.method.local
     part, whole = bench.method.part(bench.state, 0), full(bench.model.structure)
     cost, dense = work.cost(part, price), price(whole)
     masked_out = sum(int((~bits).sum()) for bits in bench.state.masks.values())

@@ -63,7 +63,7 @@ def test_neutral_and_capable_is_fedavg_bit_for_bit(name: str) -> None:
     for index in range(2):
         for bench in (ours, theirs):
             arrived = [bench.reply(device, index, count=6 + device) for device in range(3)]
-            bench.state = bench.method.aggregate(bench.state, arrived, bench.round(index)).state
+            bench.state = bench.aggregate(arrived, index).state
     shown = neutral.predictor(ours.state)
     assert shown.statistics == "stored"
     for key, tensor in theirs.state.tensors.items():
@@ -78,7 +78,7 @@ def test_averaged_statistics_are_means_over_those_that_have_the_channel() -> Non
     name = "blocks.1.bn1.running_var"
     one, two = (reply.tensors["model"][name] for reply in (small, large))
     assert len(one) < len(two) == 8
-    after = bench.method.aggregate(bench.state, [small, large], bench.round(0)).state.tensors[name]
+    after = bench.aggregate([small, large]).state.tensors[name]
     torch.testing.assert_close(after[: len(one)], (one + two[: len(one)]) / 2)
     torch.testing.assert_close(after[len(one) :], two[len(one) :])
 

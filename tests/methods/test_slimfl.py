@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.training.widths import statistics_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -23,7 +24,6 @@ from fedpmt.seeds import Seeds
 from fedpmt.simulation.loop import payload_bytes
 from fedpmt.training.local import Site
 from fedpmt.training.objective import CLASSIFICATION, Objective
-from fedpmt.training.widths import statistics_of
 from fedpmt.types import MODEL, SettingError
 from support import Bench, samples, small_net
 
@@ -116,7 +116,7 @@ def test_one_step_along_the_sum_of_both_gradients(distill: bool) -> None:
     method = SlimFL(narrow_weight=0.5, full_weight=2.0, distill=distill)
     bench, batch = Bench(method), samples(4)
     task = method.assign(bench.state, bench.client(0), bench.round(0))
-    work, site = method.local(), Site({GLOBAL: bench.model}, CLASSIFICATION, bench.settings)
+    work, site = method.local, Site({GLOBAL: bench.model}, CLASSIFICATION, bench.settings)
     run = work.start(site, task, task.offer[0], None, batch, Seeds(0, 0))
     found = torch.autograd.grad(work.loss(run, batch, Seeds(0, 0)), list(run.params.values()))
 
@@ -173,7 +173,7 @@ def test_each_half_is_the_mean_over_those_it_was_decoded_from(noise: float) -> N
 
 def test_nobody_decoded_keeps_every_bit_and_delivers_nothing() -> None:
     bench = Bench(SlimFL(power=0.3))  # below u' / (1 + u') = 0.5
-    step = bench.method.aggregate(bench.state, [bench.reply(0), bench.reply(1)], bench.round(0))
+    step = bench.aggregate([bench.reply(0), bench.reply(1)])
     assert all(torch.equal(step.state.tensors[name], old) for name, old in bench.state.tensors.items())
     assert step.metrics["delivered_bytes"] == 0
 
@@ -186,17 +186,14 @@ def test_attempted_and_delivered_bytes() -> None:
     half = 4 * (2 * 9 + 2 + 4 * 18 + 4 + 3 * 4 + 3)
     assert attempted == {whole}
     decoded = [bench.method.decoded(fading(bench, device), 2) for device in range(12)]
-    step = bench.method.aggregate(bench.state, replies, bench.round(0))
+    step = bench.aggregate(replies)
     assert len(set(decoded)) == 3
     assert step.metrics["delivered_bytes"] == sum((0, half, whole)[got] for got in decoded)
 
 
 def test_a_perfect_channel_and_labels_alone_are_fedavg() -> None:
     slim, plain = Bench(SlimFL(noise=0.0, narrow_weight=0.0, distill=False)), Bench(FedAvg())
-    states = [
-        bench.method.aggregate(bench.state, [bench.reply(0), bench.reply(1, count=5)], bench.round(0)).state
-        for bench in (slim, plain)
-    ]
+    states = [bench.aggregate([bench.reply(0), bench.reply(1, count=5)]).state for bench in (slim, plain)]
     for name, tensor in states[1].tensors.items():
         assert torch.equal(states[0].tensors[name], tensor)
 
@@ -235,7 +232,7 @@ class TestBatchNorm:
     def test_each_width_is_averaged_over_those_it_was_decoded_from(self) -> None:
         bench = self.bench(SlimFL(noise=0.5, evaluated=0.5))
         arrived = [bench.reply(device) for device in range(12)]
-        state = bench.method.aggregate(bench.state, arrived, bench.round(0)).state
+        state = bench.aggregate(arrived).state
         gains = [bench.round(0).rng("fading", reply.device).exponential() for reply in arrived]
         decoded = [bench.method.decoded(gain, 2) for gain in gains]
         assert set(decoded) == {0, 1, 2}
@@ -254,7 +251,7 @@ class TestBatchNorm:
         bench = self.bench(SlimFL(fit=True, noise=0.0))
         reply = bench.reply(0, budget=1.0)
         assert reply.part.label == "0.5x"
-        state = bench.method.aggregate(bench.state, [reply], bench.round(0)).state
+        state = bench.aggregate([reply]).state
         full, narrow = (state.statistics[statistics_of(level)]["1.running_mean"] for level in (2, 1))
         assert torch.equal(full, torch.zeros(4))
         assert narrow.any()
@@ -274,14 +271,14 @@ def real_price(bench: Bench) -> Price:
 
 def test_every_width_is_paid_for() -> None:
     bench = Bench(SlimFL())
-    price, work = real_price(bench), SlimFL().local()
+    price, work = real_price(bench), SlimFL().local
     half, whole = SlimFL().nets(bench.model.structure)
     cost = work.cost(whole, price)
     assert cost.operations == price(whole).operations + price(half).operations - price(half).update
     assert cost.sustained == cost.operations
     assert cost.share == pytest.approx(cost.operations / price(whole).operations)
     assert cost.memory_bytes == price(whole).memory_bytes + price(half).memory.activations
-    assert SlimFL(narrow_weight=0.0).local().cost(whole, price) == price(whole)
+    assert SlimFL(narrow_weight=0.0).local.cost(whole, price) == price(whole)
     assert work.cost(half, price) == price(half)
 
 
@@ -294,7 +291,7 @@ def test_a_budget_acts_only_where_it_is_asked_to() -> None:
     client = bench.client(0, price(whole).operations)
     assert SlimFL().part(bench.state, client, round_).label == "1x"
     assert SlimFL(fit=True).part(bench.state, client, round_).label == "0.5x"
-    rich = bench.client(0, SlimFL().local().cost(whole, price).sustained)
+    rich = bench.client(0, SlimFL().local.cost(whole, price).sustained)
     assert SlimFL(fit=True).part(bench.state, rich, round_).label == "1x"
     assert half.label == "0.5x"
 
@@ -335,4 +332,4 @@ def test_distillation_needs_classes() -> None:
     task = bench.method.assign(bench.state, bench.client(0), bench.round(0))
     site = Site({GLOBAL: bench.model}, Objective(loss=functional.mse_loss), bench.settings)
     with pytest.raises(SettingError, match=r"slimfl\.distill"):
-        bench.method.local().start(site, task, task.offer[0], None, samples(4), Seeds(0, 0))
+        bench.method.local.start(site, task, task.offer[0], None, samples(4), Seeds(0, 0))
