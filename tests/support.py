@@ -117,6 +117,13 @@ class FlatPrice:
         return 0.0
 
 
+class ForwardPrice(FlatPrice):
+    """With a price of a forward pass too."""
+
+    def __call__(self, part: Part) -> Cost:
+        return replace(super().__call__(part), forward=100.0)
+
+
 def work_cost(work: LocalWork[Any], part: Part, price: Any, structure: Structure) -> Cost:
     """The price of one batch of a part, with all that this local work adds to it."""
     meter = Meter(Times(price, 1.0, 1), {}, Device(0, 1, 1.0), 1, 1)

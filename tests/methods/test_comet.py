@@ -20,10 +20,10 @@ from fedpmt.records import DEVICES
 from fedpmt.simulation.assemble import make_price
 from fedpmt.simulation.checkpoint import read_value
 from fedpmt.training.local import Job, LocalWork
-from fedpmt.training.loop import train
+from fedpmt.training.loop import local_round, train
 from fedpmt.training.messages import UPDATE, Task
 from fedpmt.types import MODEL, SettingError
-from support import Bench, samples, trained
+from support import Bench, samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,8 +58,8 @@ def test_without_a_pull_devices_train_alone() -> None:
         part = full(bench.model.structure)
         for index in range(3):
             work, task = LocalWork[None](), Task((part,), {MODEL: tensors})
-            reply, _ = train(work, job(bench, task, device, index))
-            tensors = trained(tensors, reply)
+            run, _ = local_round(work, job(bench, task, device, index))
+            tensors = {name: tensor.detach() for name, tensor in run.tensors.items()}
         assert all(torch.equal(personal.tensors[name], tensor) for name, tensor in tensors.items())
     pulled = played(Bench(Comet()), range(3), 3)
     assert any(not torch.equal(pulled[0].tensors[name], one) for name, one in kept[0].tensors.items())

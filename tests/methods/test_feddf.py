@@ -18,14 +18,12 @@ from fedpmt.training.distillation import answers, divergence
 from fedpmt.training.loop import train_on_server
 from fedpmt.training.messages import UPDATE
 from fedpmt.types import MODEL, Examples, SettingError
-from support import Bench, FlatPrice, flat_cost
+from support import Bench, ForwardPrice, flat_cost
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpmt.methods.base import Server
-    from fedpmt.parts.part import Part
-    from fedpmt.pricing.cost import Cost
     from fedpmt.training.messages import Reply
     from fedpmt.types import Tensors
 
@@ -242,13 +240,6 @@ def test_public_data_moves_a_students_statistics_and_no_teachers() -> None:
     ensemble = ensemble_of(bench, arrived)
     by_hand = sum(bench.model.forward(model(bench, reply), ensemble.inputs) for reply in arrived) / 2
     torch.testing.assert_close(ensemble.targets, by_hand)
-
-
-class ForwardPrice(FlatPrice):
-    """With a price of a forward pass too."""
-
-    def __call__(self, part: Part) -> Cost:
-        return replace(super().__call__(part), forward=100.0)
 
 
 def test_everything_on_the_server_is_billed() -> None:
