@@ -15,7 +15,7 @@ from fedpmt.methods.registry import METHODS, create
 from fedpmt.models.layered import layered
 from fedpmt.parts.width import channel_norms, hidden_groups
 from models.nets_of_users import ResNet
-from support import FEW, STAGES, Bench, images, stored_accuracy
+from support import FEW, STAGES, Bench, images, stored_accuracy, trained
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +76,7 @@ def test_averaged_statistics_are_means_over_those_that_have_the_channel() -> Non
     size = float(bench.model.structure.size(bench.model.structure.parameters))
     small, large = bench.reply(0, budget=size / 3), bench.reply(1)
     name = "blocks.1.bn1.running_var"
-    one, two = (reply.tensors["model"][name] for reply in (small, large))
+    one, two = (trained(bench.state.tensors, reply)[name] for reply in (small, large))
     assert len(one) < len(two) == 8
     after = bench.aggregate([small, large]).state.tensors[name]
     torch.testing.assert_close(after[: len(one)], (one + two[: len(one)]) / 2)
