@@ -13,6 +13,7 @@ from torch import nn
 from fedpmt.devices.fleet import Device
 from fedpmt.methods.base import Prototype, Round, Server, Setup, aggregate
 from fedpmt.models.layered import LayeredModel, layered
+from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL, size, take
 from fedpmt.pricing.cost import Cost, Memory
 from fedpmt.pricing.meter import Meter, Plan
@@ -104,6 +105,10 @@ class FlatPrice:
 
     def round_operations(self, cost: Cost, *, samples: int, epochs: float) -> float:
         return cost.sustained
+
+    @property
+    def full(self) -> Cost:
+        return self(full(self.models[GLOBAL].structure))
 
     # As much of Times as a meter asks for: nothing takes any time.
     @property
