@@ -13,11 +13,9 @@ from torch import nn
 from fedpmt.devices.fleet import Device
 from fedpmt.methods.base import Prototype, Round, Server, Setup, aggregate
 from fedpmt.models.layered import LayeredModel, layered
-from fedpmt.parts.depth import full
-from fedpmt.parts.part import GLOBAL, size, take
+from fedpmt.parts.part import GLOBAL, size
 from fedpmt.pricing.cost import Cost, Memory
 from fedpmt.pricing.meter import Meter, Plan
-from fedpmt.pricing.times import Times
 from fedpmt.resources import Resources
 from fedpmt.seeds import Seeds
 from fedpmt.training.local import Job, LocalSettings, Site
@@ -30,13 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from torch import Tensor
-
     from fedpmt.methods.base import Method, Step
-    from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Part
-    from fedpmt.training.local import LocalWork
-    from fedpmt.types import Tensors
 
 SMALL = {"devices": 10, "samples": 20, "cohort": 5, "batch": 10, "rounds": 2, "lr": 0.1}
 """Settings of a run that takes a moment."""
@@ -106,10 +99,6 @@ class FlatPrice:
     def round_operations(self, cost: Cost, *, samples: int, epochs: float) -> float:
         return cost.sustained
 
-    @property
-    def full(self) -> Cost:
-        return self(full(self.models[GLOBAL].structure))
-
     # As much of Times as a meter asks for: nothing takes any time.
     @property
     def price(self) -> FlatPrice:
@@ -120,25 +109,6 @@ class FlatPrice:
 
     def transfer(self, device: Device, bytes_down: float, bytes_up: float) -> float:
         return 0.0
-
-
-class ForwardPrice(FlatPrice):
-    """With a price of a forward pass too."""
-
-    def __call__(self, part: Part) -> Cost:
-        return replace(super().__call__(part), forward=100.0)
-
-
-def work_cost(work: LocalWork[Any], part: Part, price: Any, structure: Structure) -> Cost:
-    """The price of one batch of a part, with all that this local work adds to it."""
-    meter = Meter(Times(price, 1.0, 1), {}, Device(0, 1, 1.0), 1, 1)
-    return meter.cost(replace(part, extra=work.extra(part, price, structure)))
-
-
-def trained(received: Tensors, reply: Reply) -> dict[str, Tensor]:
-    """The weights w_k that a reply stands for: what it changed, added to what is selected of w."""
-    found = reply.part.trained
-    return {name: take(received[name], found[name]) + change for name, change in reply.update.items()}
 
 
 STAGES: dict[str, dict[str, Any]] = {
@@ -172,12 +142,9 @@ class Bench:
     def server(self) -> Server:
         return Server(self.site, self.public, self.validation)
 
-    def aggregate(
-        self, replies: Iterable[Reply], index: int = 0, *, state: Any = None, **server: Any
-    ) -> Step[Any]:
-        """What a server, which may have other things at hand, makes of these replies; our own state stays as it is."""
-        state, at_hand = self.state if state is None else state, replace(self.server, **server)
-        return aggregate(self.method, state, replies, self.round(index), at_hand)
+    def aggregate(self, replies: Iterable[Reply], index: int = 0) -> Step[Any]:
+        """What the server makes of these replies; the bench's own state stays as it is."""
+        return aggregate(self.method, self.state, replies, self.round(index), self.server)
 
     @property
     def site(self) -> Site:
@@ -201,10 +168,6 @@ class Bench:
         task: Task = self.method.assign(self.state, client, self.round(index))
         assert client.plan is not None
         return replace(task, offer=tuple(client.plan.meter.complete(part) for part in task.offer))
-
-    def cost(self, part: Part) -> Cost:
-        """The price of one batch of the method's local work on a part."""
-        return work_cost(self.method.local, part, self.price, self.models[part.model].structure)
 
     def reply(
         self, device: int, index: int = 0, budget: float = float("inf"), count: int = 8, own: Any = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from benches import Bench
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ from fedpmt.training.local import Job, LocalWork
 from fedpmt.training.loop import local_round, train
 from fedpmt.training.messages import UPDATE, Task
 from fedpmt.types import MODEL, SettingError
-from support import Bench, samples
+from support import samples
 
 if TYPE_CHECKING:
     from pathlib import Path

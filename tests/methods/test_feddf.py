@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from benches import Bench, ForwardPrice
 from torch import nn
 
 from fedpmt import api
@@ -18,7 +19,7 @@ from fedpmt.training.distillation import answers, divergence
 from fedpmt.training.loop import train_on_server
 from fedpmt.training.messages import UPDATE
 from fedpmt.types import MODEL, Examples, SettingError
-from support import Bench, ForwardPrice, flat_cost
+from support import flat_cost
 
 if TYPE_CHECKING:
     from torch import Tensor

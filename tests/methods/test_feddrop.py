@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from benches import Bench
 from narrow_runs import check_fast_path, local_job, takes_fast_path
 from torch.nn import functional
 
@@ -16,7 +17,7 @@ from fedpmt.models.nets import NETS
 from fedpmt.parts.part import Indices
 from fedpmt.training.loop import train
 from fedpmt.types import MODEL
-from support import Bench, samples
+from support import samples
 
 ROUNDS = 400
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from benches import Bench, trained
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -29,7 +30,7 @@ from fedpmt.simulation.checkpoint import read_value
 from fedpmt.training.loop import train_on_server
 from fedpmt.training.messages import UPDATE
 from fedpmt.types import MODEL, SettingError
-from support import Bench, samples, trained
+from support import samples
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from benches import Bench, ForwardPrice
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
@@ -31,7 +32,7 @@ from fedpmt.training.local import Job
 from fedpmt.training.loop import train
 from fedpmt.training.messages import UPDATE
 from fedpmt.types import MODEL, SettingError
-from support import Bench, ForwardPrice, samples
+from support import samples
 
 if TYPE_CHECKING:
     from pathlib import Path

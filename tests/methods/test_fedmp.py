@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benches import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,6 @@ from fedpmt.parts.part import Indices, add_at, take
 from fedpmt.parts.width import thinned
 from fedpmt.simulation.checkpoint import read_value, write_value
 from fedpmt.types import SettingError
-from support import Bench
 
 
 def pulled(reward: Any, pulls: int, *, discount: float, finest: float, seed: int = 0) -> Bandit:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from benches import Bench, trained, work_cost
 from hypothesis import given
 from hypothesis import strategies as st
 from quadratics import Quadratics
@@ -23,7 +24,7 @@ from fedpmt.training.local import Job, LocalWork
 from fedpmt.training.loop import train
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.types import SettingError
-from support import SMALL, Bench, samples, trained, work_cost
+from support import SMALL, samples
 
 UNEVEN: dict[str, Any] = {**SMALL, "task": "cnn-mnist", "rounds": 1, "epochs": 2, "samples": 40}
 

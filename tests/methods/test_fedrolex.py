@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from benches import Bench
 from narrow_runs import check_fast_path, takes_fast_path
 
 from fedpmt.methods.averaging import Averaged
@@ -13,7 +14,6 @@ from fedpmt.models.nets import NETS
 from fedpmt.parts.part import Indices, Part, Whole
 from fedpmt.types import SettingError
 from models.nets_of_users import ResNet
-from support import Bench
 
 
 def rows(part: Part, name: str) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from benches import Bench, work_cost
 from narrow_runs import check_fast_path, takes_fast_path
 from torch import Tensor, nn
 from torch.nn import functional
@@ -24,7 +25,7 @@ from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.training.optimizers import SGD, Adam, Optimizer
 from fedpmt.types import SettingError
 from models.nets_of_users import ResNet
-from support import Bench, FlatPrice, samples, work_cost
+from support import FlatPrice, samples
 
 if TYPE_CHECKING:
     from fedpmt.training.messages import Reply

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from benches import Bench, trained
 from narrow_runs import check_fast_path, local_job, takes_fast_path
 from torch import nn
 
@@ -27,7 +28,7 @@ from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.training.optimizers import SGD
 from fedpmt.types import MODEL, SettingError
 from models.nets_of_users import ResNet
-from support import FEW, Bench, images, samples, stored_accuracy, trained
+from support import FEW, images, samples, stored_accuracy
 
 if TYPE_CHECKING:
     from pathlib import Path

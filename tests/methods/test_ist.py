@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benches import Bench, trained
 from narrow_runs import check_fast_path, takes_fast_path
 from torch import nn
 
@@ -13,7 +14,7 @@ from fedpmt.methods.ist import IST
 from fedpmt.models.nets import NETS
 from fedpmt.parts.part import Indices, add_at
 from fedpmt.types import SettingError
-from support import SMALL, Bench, trained
+from support import SMALL
 
 COHORT = range(4)
 

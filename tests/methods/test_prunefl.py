@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from benches import Bench, work_cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -27,7 +28,10 @@ from fedpmt.simulation.checkpoint import read_value, write_value
 from fedpmt.simulation.loop import payload_bytes
 from fedpmt.training.optimizers import SGD, Adam
 from fedpmt.types import SettingError
-from support import SMALL, Bench, samples, work_cost
+from support import SMALL, FlatPrice, samples
+
+if TYPE_CHECKING:
+    from fedpmt.pricing.cost import Cost
 
 POSITIVE = st.floats(0.01, 10)
 
@@ -385,8 +389,17 @@ def test_sweeps_are_on_the_clock_and_fewer_where_they_took_too_long() -> None:
     assert rounds[3].bytes_up > rounds[2].bytes_up
 
 
+class WholePrice(FlatPrice):
+    """Knows the whole model's price too, which amounts that no part has are measured by."""
+
+    @property
+    def full(self) -> Cost:
+        return self(full(self.models[GLOBAL].structure))
+
+
 def test_the_limit_is_the_weakest_devices_share() -> None:
     bench = Bench(PruneFL())
+    bench.price = WholePrice(bench.model)
     whole = bench.price(full(bench.model.structure)).sustained
     prototypes = {GLOBAL: Prototype(bench.model.structure, bench.model.initial())}
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from benches import Bench, trained
 
 import fedpmt
 from fedpmt.methods.fedavg import FedAvg
@@ -15,7 +16,7 @@ from fedpmt.methods.registry import METHODS, create
 from fedpmt.models.layered import layered
 from fedpmt.parts.width import channel_norms, hidden_groups
 from models.nets_of_users import ResNet
-from support import FEW, STAGES, Bench, images, stored_accuracy, trained
+from support import FEW, STAGES, images, stored_accuracy
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from benches import Bench, work_cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratics import WEIGHT, Quadratics
@@ -24,7 +25,7 @@ from fedpmt.simulation.assemble import assembled, make_price
 from fedpmt.simulation.loop import payload_bytes
 from fedpmt.training.optimizers import SGD
 from fedpmt.types import SettingError
-from support import SMALL, Bench, samples, work_cost
+from support import SMALL, samples
 
 if TYPE_CHECKING:
     from pathlib import Path

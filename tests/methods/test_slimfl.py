@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from benches import Bench, trained, work_cost
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -30,7 +31,7 @@ from fedpmt.training.local import Job
 from fedpmt.training.messages import UPDATE
 from fedpmt.training.objective import Objective
 from fedpmt.types import SettingError
-from support import Bench, samples, small_net, trained, work_cost
+from support import samples, small_net
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
