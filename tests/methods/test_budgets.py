@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from fedpmt import api
 from fedpmt.devices.fleet import make_fleet
+from fedpmt.methods.averaging import Composed
 from fedpmt.methods.base import Round
 from fedpmt.methods.fedmp import FedMP
+from fedpmt.methods.fedpmt import FedPMT
+from fedpmt.methods.fedprox import Proximal
 from fedpmt.methods.fjord import FjORD
 from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.methods.ist import IST
@@ -274,6 +277,22 @@ def test_distillation_control_variates_and_lists_are_paid_for() -> None:
         assert used <= limit
     # Two passes in one step: a budget pays for less.
     assert len(ask(distilled, 0)[0].part.inner) < len(ask(plain, 0)[0].part.inner)
+
+
+def test_a_device_that_chooses_pays_once_for_what_the_method_adds() -> None:
+    """A limit of just what depth 2 takes with the proximal term is enough for it."""
+    method = Composed(parts=FedPMT(splitting="device"), local=Proximal(0.1))
+    made = under("fedpmt", "operations=0.5")
+    chosen = made.settings.model_copy(update={"splitting": "device"})
+    made = replace(made, method=method, settings=chosen)
+    structure = made.problem.model.structure
+    depth, whole = suffixes(structure, LEVELS)[1], full(structure)
+    exactly = meter(made, 0).usage(depth).operations
+    share = exactly / made.planner.plan(made.fleet.device(0), 40).meter.usage(whole).operations
+    made = replace(made, planner=replace(made.planner, budget=parse_budget(f"operations={share!r}")))
+    one, used, limit = ask(made, 0)
+    assert one.part.label == depth.label
+    assert used == pytest.approx(limit) == pytest.approx(exactly)
 
 
 @pytest.mark.parametrize("resource", ["upload", "bytes", "operations", "time"])

@@ -21,8 +21,10 @@ from fedpmt.pricing.cost import Cost, Memory
 from fedpmt.pricing.meter import upload_bytes
 from fedpmt.simulation.loop import payload_bytes
 from fedpmt.training.local import Job, Run
+from fedpmt.training.messages import UPDATE
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.training.optimizers import SGD, Adam, Optimizer
+from fedpmt.training.privacy import Privacy
 from fedpmt.types import SettingError
 from models.nets_of_users import ResNet
 from support import FlatPrice, samples
@@ -258,6 +260,18 @@ class TestBatchNorm:
         assert narrow["bn.running_mean"].shape == (2,)
         assert wide["bn.running_mean"].shape == (4,)
         assert payload_bytes(reply.tensors) == upload_bytes(reply.part, bench.model.structure)
+
+    def test_statistics_do_not_travel_where_updates_are_private(self) -> None:
+        """A clip and noise are on the update alone."""
+        bench = self.bench()
+        bench.settings = replace(bench.settings, privacy=Privacy(1.0, 1.0))
+        with pytest.raises(
+            SettingError, match="OrderedDropout sends in addition: statistics 1, statistics 2"
+        ):
+            bench.reply(0)
+        plain = Bench(FjORD(), privacy=Privacy(1.0, 1.0)).reply(0)
+        assert set(plain.tensors) == {UPDATE}
+        assert not plain.metrics
 
     def test_a_width_is_averaged_over_those_that_train_it(self) -> None:
         bench = self.bench()

@@ -24,6 +24,7 @@ from fedpmt.records import DEVICES
 from fedpmt.simulation.assemble import assembled, make_price
 from fedpmt.simulation.loop import payload_bytes
 from fedpmt.training.optimizers import SGD
+from fedpmt.training.server import Momentum
 from fedpmt.types import SettingError
 from support import SMALL, samples
 
@@ -399,6 +400,18 @@ def test_a_server_rate_that_cannot_be_is_refused() -> None:
     for rate in (0.0, -1.0, float("nan")):
         with pytest.raises(SettingError, match=r"scaffold\.server_rate must be > 0 \(got"):
             Scaffold(server_rate=rate)
+
+
+def test_a_server_has_one_rate() -> None:
+    """Momentum steps x by its own rate, here half of what the mean says; η_g beside it would be left out."""
+    plain, half = Bench(Scaffold()), Bench(Scaffold(server=Momentum(lr=0.5)))
+    replies = [plain.reply(0), plain.reply(1)]
+    one, other = (bench.aggregate(replies).state for bench in (plain, half))
+    for name, start in plain.state.tensors.items():
+        torch.testing.assert_close(other.tensors[name] - start, (one.tensors[name] - start) / 2)
+        assert torch.equal(one.control[name], other.control[name])
+    with pytest.raises(SettingError, match=r"scaffold\.server_rate must be 1 with a server optimizer"):
+        Scaffold(server_rate=0.5, server=Momentum())
 
 
 def test_devices_begin_with_nothing_on_disk() -> None:

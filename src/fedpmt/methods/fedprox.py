@@ -41,7 +41,9 @@ class Proximal(LocalWork[None]):
         from fedpmt.training.loop import local_tensors
 
         run = super().start(job)
-        run.memo["received"] = local_tensors(job.task, job.part, job.model.structure)  # no copy: w is held anyway
+        run.memo["received"] = local_tensors(
+            job.task, job.part, job.model.structure
+        )  # no copy: w is held anyway
         return run
 
     def correct(self, run: Run[None], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
