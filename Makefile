@@ -5,7 +5,9 @@ PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-ch
 # One thread per device, parallel over devices: threads that share two cores only wait for each other.
 export OMP_NUM_THREADS = 1
 
-.PHONY: help install dev demo demo-flower test test-slow test-browser test-network test-flower check format bench bench-smoke bench-truncation clean
+.PHONY: help install dev demo demo-flower test test-slow test-browser test-network test-flower check format bench bench-smoke bench-truncation reproduce clean
+
+QUICK = --quick
 
 help: ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +38,10 @@ $(VENV)/.flower: $(VENV)/.run
 demo-flower: $(VENV)/.flower ## The same method on Flower: a SuperLink and five SuperNodes of different speeds, here
 	@rm -rf demo-flower
 	$(VENV)/bin/fedpmt deploy --samples 800 --lr 0.1 --rounds 6 --out demo-flower
+
+$(VENV)/.reproduction: $(VENV)/.run
+	$(PIP_INSTALL) -e '.[reproduction]'
+	@touch $@
 
 test: $(VENV)/.dev ## Run the tests
 	$(VENV)/bin/python -m pytest -q -n 2
@@ -69,11 +75,14 @@ bench: $(VENV)/.dev ## Measure ours and its peers side by side (needs the data: 
 bench-smoke: $(VENV)/.dev ## The same in seconds, ours and a plain loop only
 	$(VENV)/bin/python -m benchmarks smoke
 
-bench-truncation: $(VENV)/.run ## Measure training time and peak memory of each width
+bench-truncation: $(VENV)/.run ## Measure training time and peak memory of each depth
 	$(VENV)/bin/fedpmt profile --task fcnn-mnist --prefix recompute
 	$(VENV)/bin/fedpmt profile --task cnn-mnist --prefix recompute
 	$(VENV)/bin/fedpmt profile --task cnn-cifar10 --prefix recompute
 	$(VENV)/bin/fedpmt profile --task cnn-cifar10 --prefix cache
+
+reproduce: $(VENV)/.reproduction ## Make the paper's tables and figures, small and on embedded data, in results/ (all of them: make reproduce QUICK=)
+	$(VENV)/bin/python -m reproduction all $(QUICK) --out results
 
 clean: ## Remove the environment and the demo
 	rm -rf $(VENV) demo demo-flower

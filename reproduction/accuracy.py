@@ -101,7 +101,7 @@ def make(library: Library, scope: Scope) -> Artefact:
     return Artefact(
         "accuracy",
         "Accuracy of FedPMT, FedDrop and FedAvg (the paper's Figure 1)",
-        f"fedpmt reproduce accuracy{scope.suffix}",
+        f"python -m reproduction accuracy{scope.suffix}",
         "FedPMT and FedDrop at equal operations (mode `paper`), FedAvg as the upper bound. Settings are the paper's: "
         "plain SGD, one epoch, levels fixed per device and equally many of each in a round.",
         [

@@ -1,14 +1,18 @@
-"""What an experiment publishes: a page of Markdown and one of HTML, its numbers as JSON, figures as PNG and PDF."""
+"""What an experiment publishes: a page of Markdown and one of HTML, its numbers as JSON, and its figures as SVG."""
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import matplotlib as mpl
+
 from fedpmt import __version__
 from fedpmt.records import write_atomically
+from fedpmt.report.theme import RC
 from fedpmt.types import SettingError
 from reproduction.web import web_page
 
@@ -76,7 +80,7 @@ class Artefact:
         """The page."""
         parts = [f"# {self.title}", "", self.text.strip(), ""]
         for picture in self.pictures:
-            parts += [f"![{picture.caption}]({picture.name}.png)", "", picture.caption, ""]
+            parts += [f"![{picture.caption}]({picture.name}.svg)", "", picture.caption, ""]
         parts += [table.markdown() for table in self.all_tables]
         return "\n".join([*parts, self.origin, ""])
 
@@ -91,7 +95,7 @@ class Artefact:
     @property
     def origin(self) -> str:
         """What it was made by."""
-        return f"Made by `{self.command}` with {', '.join(_versions())}."
+        return f"Made by `{self.command}` with {', '.join(versions())}."
 
 
 def publish(artefact: Artefact, folder: Path) -> list[Path]:
@@ -101,25 +105,31 @@ def publish(artefact: Artefact, folder: Path) -> list[Path]:
         paths = [folder / f"{artefact.name}.{kind}" for kind in ("md", "json", "html")]
         write_atomically(paths[0], artefact.markdown().encode())
         write_atomically(paths[2], web_page(artefact).encode())
-        numbers = {"command": artefact.command, "versions": _versions(), **artefact.values}
+        numbers = {"command": artefact.command, "versions": versions(), **artefact.values}
         if artefact.claims:
             numbers["claims"] = [claim.values() for claim in artefact.claims]
         write_atomically(paths[1], (json.dumps(numbers, indent=1) + "\n").encode())
         for picture in artefact.pictures:
-            for kind in ("png", "pdf"):
-                path = folder / f"{picture.name}.{kind}"
-                # Without a date, so that the same numbers give the same file.
-                metadata = {"CreationDate": None} if kind == "pdf" else {}
-                picture.figure.savefig(path, dpi=160, metadata=metadata)
-                paths.append(path)
+            paths.append(folder / f"{picture.name}.svg")
+            write_atomically(paths[-1], _svg(picture.figure))
     except OSError as error:
         raise SettingError(f"out = '{folder}' cannot be written ({error})") from error
     return paths
+
+
+def _svg(figure: Figure) -> bytes:
+    """Draw a figure as an SVG file that looks the same everywhere: letters are paths, not the reader's fonts."""
+    buffer = io.BytesIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with mpl.rc_context({**RC, "svg.fonttype": "path"}):
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    return buffer.getvalue()
 
 
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _versions() -> list[str]:
+def versions() -> list[str]:
+    """Our version and those of the libraries that numbers hang on."""
     return [f"fedpmt {__version__}", *(f"{name} {version(name)}" for name in LIBRARIES)]

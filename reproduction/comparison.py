@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import api
-from fedpmt.methods.base import Round
 from fedpmt.parts.part import GLOBAL, Indices, Mask, Whole, take
-from fedpmt.seeds import Seeds
+from fedpmt.pricing.meter import UPDATE, reply_shapes
 from fedpmt.types import MODEL, Scalar
 from reproduction.artefact import Artefact, Table
 from reproduction.paper import Experiment
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from fedpmt.methods.base import Method
     from fedpmt.parts.part import Part
-    from fedpmt.simulation.loop import Asked
+    from fedpmt.simulation.assignment import Assignment
     from fedpmt.types import Tensors
     from reproduction.library import Library
     from reproduction.paper import Scope
@@ -49,7 +48,7 @@ SCHEMES = {NO: "mean", "Knowledge Distillation": "distillation", "Sub-model Trai
 """The paper's schemes of aggregation, and ours for the same thing; distillation is one word among others."""
 
 GROUPS = {
-    MODEL: "weights", "control": "control variates", "squares": "squared gradients", "label_counts": "label counts",
+    UPDATE: "weights", "control": "control variates", "squares": "squared gradients", "label_counts": "label counts",
     "transfer": "features, logits, labels",
 }  # fmt: skip
 """What travels up, in words."""
@@ -156,7 +155,7 @@ def make(library: Library, scope: Scope) -> Artefact:
     return Artefact(
         "comparison",
         "What tells the methods apart (the paper's comparison table)",
-        "fedpmt reproduce comparison",
+        "python -m reproduction comparison",
         f"Found out by playing {ROUNDS} small rounds of each method on devices of five speeds. A cell is marked "
         f"{YES} where weak devices compute, or send and get, less than strong ones. A star marks rows that are not "
         f"as the paper prints them:\n\n{notes}\n",
@@ -189,7 +188,7 @@ class Watched:
     """Some rounds of a method."""
 
     method: Method[Any, Any]
-    asked: Sequence[Sequence[Asked]]  # by round
+    asked: Sequence[Sequence[Assignment]]  # by round
     own: bool  # whether a weak device's net is no part of the global one
     sent: frozenset[str]  # groups of tensors that came up
     spared: Sequence[bool]  # whether weak devices are spared operations, bytes up, bytes down
@@ -197,7 +196,7 @@ class Watched:
     evaluates: str
 
     @property
-    def levels(self) -> list[list[Asked]]:
+    def levels(self) -> list[list[Assignment]]:
         """Who was asked in the last round, the slowest level first."""
         return _levels(self.asked[-1])
 
@@ -209,18 +208,17 @@ def watch(name: str, options: Mapping[str, Scalar]) -> Watched:
     settings = api.settings_of({**SMALL, "method": name, "options": dict(options)})
     api.check(settings)
     method = api.method_of(settings)
-    asked: list[list[Asked]] = []
+    asked: list[list[Assignment]] = []
     with (
         tempfile.TemporaryDirectory() as folder,
         assembled(settings, api.paper_problem_of(settings), method, Path(folder)) as federation,
     ):
-        progress, sent, work = federation.start(), set[str](), method.local()
+        progress, sent = federation.start(), set[str]()
         nets = {key: model.structure for key, model in federation.problem.models.items()}
-        for index in range(ROUNDS):
-            round_ = Round(index, federation.planner.price, Seeds(settings.seed, index))
-            asked.append(federation.settle(progress, round_)[0])
+        for _ in range(ROUNDS):
+            asked.append(federation.open(progress)[1])
             for one in asked[-1]:
-                groups = work.upload(one.part, nets[one.part.model])
+                groups = reply_shapes(one.part, nets[one.part.model])
                 sent |= {group for group, shapes in groups.items() if shapes}
             before = progress.state
             progress, _ = federation.play(progress)
@@ -229,22 +227,26 @@ def watch(name: str, options: Mapping[str, Scalar]) -> Watched:
             raise RuntimeError(f"{name}: devices of one level alone tell nothing of the others")
         spared = [
             _mean(levels[0], key) < _mean(levels[-1], key)
-            for key in (federation.operations, lambda one: one.bytes_up, lambda one: one.bytes_down)
+            for key in (
+                lambda one: one.usage.operations,
+                lambda one: one.bytes_up,
+                lambda one: one.bytes_down,
+            )
         ]
-        keeps = "a net" if method.keeps_net else "tensors" if federation.keeps_state else NO
+        keeps = "a net" if method.traits.keeps_net else "tensors" if federation.keeps_state else NO
         kind = method.predictor(progress.state).kind
     own = any(_apart(one, before.tensors) for one in levels[0])
     return Watched(method, asked, own, frozenset(sent), spared, keeps, kind)
 
 
-def _levels(asked: Sequence[Asked]) -> list[list[Asked]]:
+def _levels(asked: Sequence[Assignment]) -> list[list[Assignment]]:
     return [
         [one for one in asked if one.device.level == level]
         for level in sorted({one.device.level for one in asked})
     ]
 
 
-def _apart(one: Asked, weights: Tensors) -> bool:
+def _apart(one: Assignment, weights: Tensors) -> bool:
     """Whether what a device was sent, or keeps, is not cut out of the server's model."""
     if one.part.kept and one.part.model == GLOBAL:
         return True
@@ -260,25 +262,27 @@ def observe(name: str) -> Found:
     """Play a method and see."""
     plain = watch(name, AT_ONCE.get(name, {}))
     seen = watch(name, BY_BUDGET[name]) if name in BY_BUDGET else plain
-    method = plain.method
+    traits = plain.method.traits
     weak, strong = seen.levels[0], seen.levels[-1]
     slowest = weak[0].device.level
     way = chosen(
         [one for devices in plain.asked for one in devices if one.device.level == slowest], own=plain.own
     )
-    needs = {"unlabelled": method.needs_public, "labelled": method.needs_validation}
+    needs = {"unlabelled": traits.needs_public, "labelled": traits.needs_validation}
     row = Row(
         "Yes" if {_sizes(one.part) for one in weak} != {_sizes(one.part) for one in strong} else "No",
-        method.combines,
+        traits.combines,
         YES if seen.spared[0] else NO,
         _traffic(up=seen.spared[1], down=seen.spared[2]),
         way,
         ", ".join(word for word, on in needs.items() if on) or NO,
     )
     up = ", ".join(
-        dict.fromkeys(GROUPS.get(group, group) for group in (MODEL, *sorted(seen.sent)) if group in seen.sent)
+        dict.fromkeys(
+            GROUPS.get(group, group) for group in (UPDATE, *sorted(seen.sent)) if group in seen.sent
+        )
     )
-    return Found(row, up, method.server_work or "averages", plain.keeps, plain.evaluates)
+    return Found(row, up, traits.server_work or "averages", plain.keeps, plain.evaluates)
 
 
 def _traffic(*, up: bool, down: bool) -> str:
@@ -287,11 +291,11 @@ def _traffic(*, up: bool, down: bool) -> str:
     return f"{YES} up only" if up else f"{YES} down only" if down else NO
 
 
-def _mean(devices: list[Asked], of: Callable[[Asked], float]) -> float:
+def _mean(devices: list[Assignment], of: Callable[[Assignment], float]) -> float:
     return sum(map(of, devices)) / len(devices)
 
 
-def chosen(asked: list[Asked], *, own: bool) -> str:
+def chosen(asked: list[Assignment], *, own: bool) -> str:
     """How the part of one level's devices comes about, from what they were given round after round."""
     given: dict[int, list[Part]] = defaultdict(list)
     for one in asked:

@@ -151,7 +151,7 @@ def make(library: Library, scope: Scope) -> Artefact:
     return Artefact(
         "completion-time",
         "Time to an accuracy (the paper's Table II)",
-        f"fedpmt reproduce completion-time{scope.suffix}",
+        f"python -m reproduction completion-time{scope.suffix}",
         _text(values, ratios, scope),
         [*tables, _ratio_table(ratios), read],
         [

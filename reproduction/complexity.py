@@ -80,7 +80,7 @@ def make(library: Library, scope: Scope) -> Artefact:
     return Artefact(
         "complexity",
         "Operations of one batch (the paper's Table I)",
-        "fedpmt reproduce complexity",
+        "python -m reproduction complexity",
         f"{verdict}\n\nOperations are those of one batch (12, 12, 20 samples). Behind FedDrop's rate stands its cost.\n"
         f"\n## Where the paper's count departs from what is computed\n{DEPARTURES}",
         tables,

@@ -56,7 +56,7 @@ def build(scope: Scope, quick: bool = False) -> Artefact:
     return Artefact(
         name="convergence",
         title="Convergence: Theorem 1 against convex problems",
-        command=f"fedpmt reproduce convergence{flags(scope.seeds, quick=quick)}",
+        command=f"python -m reproduction convergence{flags(scope.seeds, quick=quick)}",
         text=_text(quick, rates, own, gaps, floors, coupled),
         tables=(
             slopes_table(cases), epsilons_table(cases, own), bounds_table(own), gaps_table(gaps), floors_table(floors),

@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import api
-from fedpmt.methods.base import Round, Step
+from fedpmt.methods.base import Gather, Step, aggregate
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.report.quantities import Spread
-from fedpmt.types import MODEL
 from reproduction.artefact import Table
 from reproduction.paper import IID, PARTITIONS, TWO_CLASSES, Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from fedpmt.methods.averaging import Averaged
+    from fedpmt.methods.base import Fold, Round, Server
     from fedpmt.records import RunRecord
     from fedpmt.training.messages import Reply
 
@@ -31,15 +29,18 @@ class WatchedFedAvg(FedAvg):
     disagreement = 1 - |mean update|² / mean |update|²: 0 where all agree, near 1 where they cancel.
     """
 
-    def aggregate(self, state: Averaged, replies: Iterable[Reply], round: Round) -> Step[Averaged]:
-        """As FedAvg, with the measure as metrics of the round."""
-        kept = list(replies)
-        step = super().aggregate(state, kept, round)
+    def fold(self, state: Averaged, round: Round) -> Fold[Averaged]:
+        """As FedAvg's, with the measure as metrics of the round."""
+        return Gather(lambda replies, server: self.watch(state, replies, round, server))
+
+    def watch(self, state: Averaged, kept: list[Reply], round: Round, server: Server) -> Step[Averaged]:
+        """FedAvg's step, and how far its devices disagree."""
+        step = aggregate(FedAvg(), state, kept, round, server)
         metrics = {}
         for layer in state.structure.layers:
             mean = squares = 0.0
             for name in layer.parameters:
-                updates = [reply.tensors[MODEL][name] - state.tensors[name] for reply in kept]
+                updates = [reply.update[name] for reply in kept]
                 squares += sum(float(update.square().sum()) for update in updates) / len(updates)
                 mean += float((sum(updates[1:], updates[0]) / len(updates)).square().sum())
             metrics[f"disagreement {layer.name}"] = 1 - mean / squares if squares else 0.0

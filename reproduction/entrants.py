@@ -1,7 +1,7 @@
 """Who is compared with whom, and on what: every method in its strongest documented form, under one budget.
 
-The one table of settings for `fedpmt leaderboard` and `fedpmt reproduce rivals`: equal settings make equal records, so
-that no run is trained twice.
+The one table of settings for `python -m reproduction leaderboard` and `python -m reproduction rivals`: equal settings
+make equal records, so that no run is trained twice.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All methods under one budget: what each reaches, takes and needs, and where FedPMT loses.
 
-`fedpmt reproduce rivals` is the same page of those that exchange no knowledge.
+`python -m reproduction rivals` is the same page of those that exchange no knowledge.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def command_of(contest: Contest) -> str:
     elif {entrant.name for entrant in STRONGEST} <= set(named):
         named = ["--strongest", *(entrant.name for entrant in contest.entrants if entrant.variant)]
     words = [
-        "fedpmt leaderboard",
+        "python -m reproduction leaderboard",
         *named,
         *([] if contest.data == "embedded" else [f"--data {contest.data}"]),
         *([f"--case {contest.case}"] if contest.case else []),
@@ -139,7 +139,7 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
     whose = "as in FedPMT's paper" if contest.data in DATA.values() else "ours"
     held = {key.replace("_", "-"): value for key, value in api.HELD_OUT.items()}
     server = personal = adam = ""
-    if any(method_class(entrant.method).server_work for entrant in contest.entrants):
+    if any(method_class(entrant.method)().traits.server_work for entrant in contest.entrants):
         server = (
             f"The server's work is at most {one.server_cap:g} times its devices' operations a round, and takes no "
             "virtual time. "
@@ -177,12 +177,12 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
 
 def needs(entrant: Entrant) -> dict[str, str]:
     """What a method needs and tells, by its own declarations."""
-    method = create(entrant.method, entrant.options, {})
-    data = {"unlabelled": method.needs_public, "labelled (validation)": method.needs_validation}
+    traits = create(entrant.method, entrant.options, {}).traits
+    data = {"unlabelled": traits.needs_public, "labelled (validation)": traits.needs_validation}
     return {
         "data": ", ".join(word for word, on in data.items() if on),
-        "state": method.keeps,
-        "discloses": method.discloses,
+        "state": traits.keeps,
+        "discloses": traits.discloses,
     }
 
 
@@ -210,7 +210,7 @@ def _server(every: Sequence[Score]) -> str:
             shares.append(f"{done.mean / devices.mean:.2g}")
     if not shares:
         return ""
-    what = method_class(every[0].entrant.method).server_work
+    what = method_class(every[0].entrant.method)().traits.server_work
     return f"{what}, {' or '.join(dict.fromkeys(shares))} × devices' operations"
 
 
@@ -242,7 +242,7 @@ def _rival_runs(scope: Scope) -> list[Settings]:
 def _rival_page(library: Library, scope: Scope) -> Artefact:
     title, command = (
         "Methods that exchange weights, at equal operations",
-        f"fedpmt reproduce rivals{scope.suffix}",
+        f"python -m reproduction rivals{scope.suffix}",
     )
     return page(library, _rivals(scope), "rivals", title, command)
 

@@ -1,7 +1,13 @@
-"""The runs that experiments are made of: found among the kept records, or played, several at a time."""
+"""The runs that experiments are made of: found among the kept records, or played, several at a time.
+
+Kept records are one archive per results page. A run that several pages need is kept once, in the archive of the page
+that played it. While a page is being played its finished runs lie beside the archives as single files, so that a kill
+loses none of them; `Library.pack` puts them into the archive.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -11,16 +17,18 @@ import shutil
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait as wait_for
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import api, records
 from fedpmt.settings import Settings
+from reproduction import archive
 from reproduction.thin import SUFFIX, thick, thin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fedpmt.records import RunRecord
@@ -45,23 +53,57 @@ class Standing:
 
 
 class Library:
-    """Finished runs as thin records in one folder, unfinished ones as run folders in another."""
+    """Finished runs in archives in one folder, unfinished ones as run folders in another."""
 
     def __init__(self, kept: Path, work: Path, jobs: int | None = None) -> None:
         self._kept, self._work = kept, work
         self._jobs = jobs or os.cpu_count() or 1
+        self._places: dict[str, Path] | None = None  # a run's name -> its archive
+        self._unpacked: dict[Path, dict[str, bytes]] = {}
 
     def find(self, settings: Settings) -> RunRecord | None:
         """A run with these settings; None where it was never finished."""
-        path = self._kept / f"{name_of(settings)}{SUFFIX}"
-        return thick(path) if path.exists() else None
+        member = f"{name_of(settings)}{SUFFIX}"
+        single = self._kept / member
+        if single.exists():
+            return thick(single.read_bytes(), single)
+        place = self._archives().get(member)
+        if place is None:
+            return None
+        if place not in self._unpacked:
+            self._unpacked[place] = archive.read(place)
+        return thick(self._unpacked[place][member], self._kept / member)
 
-    def missing(self, wanted: Sequence[Settings]) -> list[Settings]:
+    def missing(self, wanted: Iterable[Settings]) -> list[Settings]:
         """Those that were never finished, each once."""
-        unique = {name_of(settings): settings for settings in wanted}
-        return [one for name, one in unique.items() if not (self._kept / f"{name}{SUFFIX}").exists()]
+        unique = {f"{name_of(settings)}{SUFFIX}": settings for settings in wanted}
+        there = self._archives()
+        return [
+            one
+            for member, one in unique.items()
+            if member not in there and not (self._kept / member).exists()
+        ]
 
-    def play(self, wanted: Sequence[Settings], report: Callable[[Standing], None] | None = None) -> None:
+    def pack(self, page: str, wanted: Iterable[Settings]) -> Path | None:
+        """Put those of these runs that are still single files into the archive of a page.
+
+        Returns:
+            The archive, or None where there was nothing to put into it.
+        """
+        files = {f"{name_of(settings)}{SUFFIX}" for settings in wanted}
+        singles = [path for name in sorted(files) if (path := self._kept / name).exists()]
+        if not singles:
+            return None
+        place = self._kept / f"{page}{archive.SUFFIX}"
+        with _alone(self._kept):
+            members = archive.read(place) if place.exists() else {}
+            archive.write(place, members | {path.name: path.read_bytes() for path in singles})
+        for path in singles:
+            path.unlink(missing_ok=True)
+        self._places, self._unpacked = None, {}
+        return place
+
+    def play(self, wanted: Iterable[Settings], report: Callable[[Standing], None] | None = None) -> None:
         """Play what is missing, one run per core; what an interrupt leaves is continued by the next call."""
         waiting = self.missing(wanted)
         if not waiting:
@@ -96,6 +138,12 @@ class Library:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
+    def _archives(self) -> dict[str, Path]:
+        if self._places is None:
+            paths = sorted(self._kept.glob(f"*{archive.SUFFIX}"))
+            self._places = {name: path for path in paths for name in archive.names(path)}
+        return self._places
+
     def _folder(self, settings: Settings) -> Path:
         return self._work / name_of(settings)
 
@@ -114,12 +162,28 @@ class Library:
 
 def name_of(settings: Settings) -> str:
     """A name that tells runs apart: in words what matters most, and a fingerprint of what is not a default."""
+    return stored_name(settings.identity())
+
+
+def stored_name(settings: Mapping[str, Any]) -> str:
+    """The name of a run, by the settings in its record."""
     defaults = {name: field.default for name, field in Settings.model_fields.items()}
     # Defaults are left out, so that a setting added later leaves old names as they are.
-    told = {key: value for key, value in settings.identity().items() if value != defaults[key]}
+    told = {key: value for key, value in settings.items() if value != defaults[key]}
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
-    words = f"{settings.method}-{settings.task}-{settings.data}-{settings.partition}-seed{settings.seed}"
+    words = "{method}-{task}-{data}-{partition}-seed{seed}".format_map(settings)
     return f"{re.sub(r'[^a-z0-9.]+', '-', words.lower())}-{digest}"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process changes the archives of a folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _end_with_parent() -> None:
@@ -138,7 +202,7 @@ def _play(settings: Settings, folder: Path) -> None:
     """One run in a process of its own, continued where it was left; one that diverges stops no other."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     alone = settings.model_copy(update={"workers": 1})
-    api.run_in(folder, alone, lambda: api.paper_problem_of(alone), resume=folder.exists(), keep_diverged=True)
+    api.start(api.request_of(alone), folder, resume=folder.exists(), keep_diverged=True)
 
 
 def _round_weight(settings: Settings) -> float:

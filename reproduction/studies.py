@@ -208,7 +208,7 @@ def make(library: Library, scope: Scope) -> Artefact:
     return Artefact(
         "studies",
         "What the paper leaves open",
-        f"fedpmt reproduce studies{scope.suffix}",
+        f"python -m reproduction studies{scope.suffix}",
         f"Small studies on the 5,000 embedded images ({QUICK_ROUNDS if scope.quick else ROUNDS} rounds), four depths; "
         f"accuracy is the mean of the last {accuracy.TAIL} evaluations, ± the deviation over {len(scope.seeds)} seeds.",
         [*tables, clocks, drift],

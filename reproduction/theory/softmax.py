@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedpmt.data.synthetic import CLASSES, SyntheticData
+from fedpmt.data.sets.synthetic import CLASSES, SyntheticData
 from fedpmt.seeds import generator
 from reproduction.theory.problems import Problem
 

@@ -16,33 +16,99 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fedpmt.api import compare as compare
     from fedpmt.api import run as run
+    from fedpmt.methods.averaging import Composed as Composed
+    from fedpmt.methods.averaging import PartAveraging as PartAveraging
+    from fedpmt.methods.base import Method as Method
+    from fedpmt.methods.base import Traits as Traits
+    from fedpmt.methods.comet import Comet as Comet
     from fedpmt.methods.fedavg import FedAvg as FedAvg
+    from fedpmt.methods.feddf import FedDF as FedDF
     from fedpmt.methods.feddrop import FedDrop as FedDrop
+    from fedpmt.methods.fedgen import FedGen as FedGen
+    from fedpmt.methods.fedgkt import FedGKT as FedGKT
+    from fedpmt.methods.fedmp import FedMP as FedMP
     from fedpmt.methods.fedpmt import FedPMT as FedPMT
+    from fedpmt.methods.fedprox import FedProx as FedProx
+    from fedpmt.methods.fedprox import Proximal as Proximal
+    from fedpmt.methods.fedrolex import FedRolex as FedRolex
+    from fedpmt.methods.fjord import FjORD as FjORD
+    from fedpmt.methods.heterofl import HeteroFL as HeteroFL
+    from fedpmt.methods.ist import IST as IST
+    from fedpmt.methods.prunefl import PruneFL as PruneFL
+    from fedpmt.methods.scaffold import Scaffold as Scaffold
+    from fedpmt.methods.slimfl import SlimFL as SlimFL
     from fedpmt.records import RoundRecord as RoundRecord
     from fedpmt.records import RunRecord as RunRecord
     from fedpmt.records import read_run as read_run
+    from fedpmt.resources import Resources as Resources
+    from fedpmt.training.local import LocalWork as LocalWork
+    from fedpmt.training.server import SGD as SGD
+    from fedpmt.training.server import Adagrad as Adagrad
+    from fedpmt.training.server import Adam as Adam
+    from fedpmt.training.server import Momentum as Momentum
+    from fedpmt.training.server import Yogi as Yogi
     from fedpmt.types import SettingError as SettingError
 
 _HOMES = {
-    "run": "fedpmt.api",
-    "compare": "fedpmt.api",
-    "FedAvg": "fedpmt.methods.fedavg",
-    "FedPMT": "fedpmt.methods.fedpmt",
-    "FedDrop": "fedpmt.methods.feddrop",
-    "RoundRecord": "fedpmt.records",
-    "RunRecord": "fedpmt.records",
-    "read_run": "fedpmt.records",
-    "SettingError": "fedpmt.types",
+    "fedpmt.api": ("compare", "run"),
+    "fedpmt.methods.averaging": ("Composed", "PartAveraging"),
+    "fedpmt.methods.base": ("Method", "Traits"),
+    "fedpmt.methods.comet": ("Comet",),
+    "fedpmt.methods.fedavg": ("FedAvg",),
+    "fedpmt.methods.feddf": ("FedDF",),
+    "fedpmt.methods.feddrop": ("FedDrop",),
+    "fedpmt.methods.fedgen": ("FedGen",),
+    "fedpmt.methods.fedgkt": ("FedGKT",),
+    "fedpmt.methods.fedmp": ("FedMP",),
+    "fedpmt.methods.fedpmt": ("FedPMT",),
+    "fedpmt.methods.fedprox": ("FedProx", "Proximal"),
+    "fedpmt.methods.fedrolex": ("FedRolex",),
+    "fedpmt.methods.fjord": ("FjORD",),
+    "fedpmt.methods.heterofl": ("HeteroFL",),
+    "fedpmt.methods.ist": ("IST",),
+    "fedpmt.methods.prunefl": ("PruneFL",),
+    "fedpmt.methods.scaffold": ("Scaffold",),
+    "fedpmt.methods.slimfl": ("SlimFL",),
+    "fedpmt.records": ("RoundRecord", "RunRecord", "read_run"),
+    "fedpmt.resources": ("Resources",),
+    "fedpmt.training.local": ("LocalWork",),
+    "fedpmt.training.server": ("SGD", "Adagrad", "Adam", "Momentum", "Yogi"),
+    "fedpmt.types": ("SettingError",),
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "IST",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "Comet",
+    "Composed",
     "FedAvg",
+    "FedDF",
     "FedDrop",
+    "FedGKT",
+    "FedGen",
+    "FedMP",
     "FedPMT",
+    "FedProx",
+    "FedRolex",
+    "FjORD",
+    "HeteroFL",
+    "LocalWork",
+    "Method",
+    "Momentum",
+    "PartAveraging",
+    "Proximal",
+    "PruneFL",
+    "Resources",
     "RoundRecord",
     "RunRecord",
+    "Scaffold",
     "SettingError",
+    "SlimFL",
+    "Traits",
+    "Yogi",
     "compare",
     "read_run",
     "run",
@@ -50,6 +116,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME_OF:
         raise AttributeError(f"module 'fedpmt' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

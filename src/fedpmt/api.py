@@ -1,31 +1,56 @@
-"""The public functions: run one method, or compare several, on a paper task or on your own model and data."""
+"""The one front door: run a method, compare several, price and plan, on a paper task or on your own model and data.
+
+The command line goes through the same functions.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import hashlib
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from fedpmt import records
-from fedpmt.methods.registry import METHODS, create, method_class
-from fedpmt.records import RoundRecord, RunRecord, read_run
-from fedpmt.settings import Settings, resolve
+from fedpmt.methods.registry import METHODS, create, fields, method_class, name_of
+from fedpmt.records import ACCURACY, RoundRecord, RunRecord, check_target, read_run
+from fedpmt.settings import RunSettings, Settings, resolve
 from fedpmt.simulation.runner import exclusive, open_folder, simulate
+from fedpmt.training.optimizers import Custom, Optimizer
+from fedpmt.training.server import make_server, server_settings
 from fedpmt.types import Arrays, SettingError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from fedpmt.methods.base import Method
     from fedpmt.simulation.problem import Problem
+    from fedpmt.training.objective import Loss, Metric, Objective
 
 OWN_DATA, OWN_TASK = "arrays", "own"
+CUSTOM = "custom"
+SHARED = ("depths", "splitting", "server")
+"""Fields of a method that are settings of the run: its value there, where it has such a field."""
+
 OnRound = Callable[[RoundRecord], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run that has been checked and can be started: what it is, and how to get at its data."""
+
+    settings: Settings
+    method: Method[Any, Any]
+    problem: Callable[[], Problem]
+
+
+Watch = Callable[[Request, Path], AbstractContextManager[tuple[Callable[[], None] | None, OnRound | None]]]
 
 
 def run(
@@ -35,108 +60,283 @@ def run(
     train: tuple[Arrays, Arrays] | None = None,
     test: tuple[Arrays, Arrays] | None = None,
     layers: Sequence[str] | None = None,
-    loss: Callable[[Tensor, Arrays], Tensor] | None = None,
-    metric: Callable[[Tensor, Arrays], Tensor] | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    maximize: bool = True,
     out: str | Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
-    **settings: Any,
+    **settings: Unpack[RunSettings],
 ) -> RunRecord:
     """Run one method and return its record.
 
-    Without `model` a paper task is run (`task=`, `data=`). With `model`, any `nn.Module` whose own weights
-    are where training starts, `train` and `test` are (inputs, targets) pairs of arrays; inputs may be a dict
-    of arrays, which the module gets as keywords. `layers` names the module's layers where they are not
-    plain to see; `loss(outputs, targets)` is a mean, `metric(outputs, targets)` a score per sample.
-    All settings of the command line are keywords. Records go to `out`, else to a temporary folder.
+    Without `model` a paper task is run (`task=`, `data=`). All settings of the command line are keywords.
+
+    Args:
+        method: A method's name, or a value such as `fedpmt.FedPMT(server=fedpmt.Momentum(0.9, lr=0.3))`.
+        model: Any `nn.Module`; its own weights are where training starts.
+        train: Inputs and targets of all devices; inputs may be a dict of arrays, which the module gets as keywords.
+        test: The same for the test set.
+        layers: The module's layers in the order of the forward pass, where they are not plain to see.
+        loss: `loss(outputs, targets)`, a mean over the batch; default: cross-entropy.
+        metric: `metric(outputs, targets)`, a score per sample, or {"mse": function} to name it; default: accuracy.
+        maximize: Whether a higher score is better, e.g. for `target`.
+        out: The folder of the records; default: a new temporary folder.
+        resume: Whether to continue the run in that folder.
+        on_round: Called with the record of each round.
+        **settings: See `fedpmt run --help`. `optimizer` may also be a function `params -> torch.optim.Optimizer`, and
+            `schedule` a function `round -> rate`.
+
+    Returns:
+        Settings, rounds and result of the run.
+
+    Raises:
+        SettingError: Where a setting or an input cannot be used; before anything is trained.
+
+    Example:
+        >>> import fedpmt
+        >>> record = fedpmt.run("fedpmt", rounds=1, devices=5, samples=10, cohort=5)
+        >>> record.result.rounds
+        1
     """
-    if (model is None) != (train is None) or (model is None) != (test is None):
-        raise SettingError("model, train and test go together: give all three, or none for a paper task")
-    chosen, given = _named(method, settings)
-    given = with_public(given, [type(chosen) if chosen is not None else given["method"]])
-    if model is not None:
-        given = {**given, "task": OWN_TASK, "data": OWN_DATA}
-    resolved = settings_of(given)
-    if model is not None and train is not None and test is not None:
-        digest = resolved.digest + _digest(model, *train, *test)
-        resolved = resolved.model_copy(update={"digest": digest})
-    if chosen is not None:
-        names = {field.name for field in dataclasses.fields(chosen)}  # type: ignore[arg-type]
-        shared = {key: value for key, value in shared_of(resolved).items() if key in names}
-        chosen = dataclasses.replace(chosen, **shared)  # type: ignore[type-var]
+    request = make_request(
+        method,
+        settings,
+        model=model,
+        train=train,
+        test=test,
+        layers=layers,
+        loss=loss,
+        metric=metric,
+        maximize=maximize,
+    )
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-")) / "run"
-
-    def problem() -> Problem:
-        if model is None or train is None or test is None:
-            return paper_problem_of(resolved)
-        return own_problem(resolved, model, train, test, layers, loss, metric)
-
-    return run_in(folder, resolved, problem, method=chosen, resume=resume, on_round=on_round)
+    return start(request, folder, resume=resume, on_round=on_round)
 
 
 def compare(
     methods: Sequence[str | Method[Any, Any]],
     *,
     seeds: Sequence[int] = (0,),
+    model: nn.Module | None = None,
+    train: tuple[Arrays, Arrays] | None = None,
+    test: tuple[Arrays, Arrays] | None = None,
+    layers: Sequence[str] | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    maximize: bool = True,
     out: str | Path | None = None,
-    **arguments: Any,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    watch: Watch | None = None,
+    **settings: Unpack[RunSettings],
 ) -> list[RunRecord]:
-    """Run several methods on the same data, fleet and seeds; arguments are those of `run`."""
+    """Run several methods on the same data, fleet and seeds, and return their records.
+
+    All runs are checked before the first one starts. Arguments are those of `run`; each run's folder lies in `out`.
+
+    Args:
+        methods: Names or values.
+        seeds: Each method is run once with each of them.
+        watch: Called with each request and its folder; the context it gives lasts as long as the run, and yields
+            two functions: one to call when the run really starts, and one for the record of each round.
+
+    Example:
+        >>> import fedpmt
+        >>> runs = fedpmt.compare(["fedpmt", "fedavg"], rounds=1, devices=5, samples=10, cohort=5)
+        >>> [run.result.method for run in runs]
+        ['fedpmt', 'fedavg']
+    """
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-"))
-    # What one method needs is held out for all: their devices hold the same data.
-    arguments = with_public(arguments, [one if isinstance(one, str) else type(one) for one in methods])
+    requests = compare_requests(
+        methods,
+        seeds,
+        settings,
+        model=model,
+        train=train,
+        test=test,
+        layers=layers,
+        loss=loss,
+        metric=metric,
+        maximize=maximize,
+    )
     runs = []
-    for seed in seeds:
-        for position, method in enumerate(methods):
-            name = f"{position + 1}-{method if isinstance(method, str) else type(method).__name__.lower()}-seed{seed}"
-            runs.append(run(method, out=folder / name, seed=seed, **arguments))
+    for name, request in requests:
+        context = contextlib.nullcontext((None, on_round)) if watch is None else watch(request, folder / name)
+        with context as (started, played):
+            runs.append(start(request, folder / name, resume=resume, on_round=played, on_start=started))
     return runs
 
 
-def _named(
-    method: str | Method[Any, Any], settings: Mapping[str, Any]
-) -> tuple[Method[Any, Any] | None, dict[str, Any]]:
-    """The settings of a method given by name, or as a value whose fields then stand in the settings."""
-    if isinstance(method, str):
-        return None, {**settings, "method": method}
+def compare_requests(
+    methods: Sequence[str | Method[Any, Any]], seeds: Sequence[int], settings: Mapping[str, Any], **own: Any
+) -> list[tuple[str, Request]]:
+    """Check all runs of a comparison; each with the name of its folder."""
+    names = [one if isinstance(one, str) else name_of(one) for one in methods]
+    # What one method needs is held out for all: their devices hold the same data.
+    given = with_public(settings, names)
+    options = given.pop("options", None) or {}
+    found = []
+    for seed in seeds:
+        for position, (name, method) in enumerate(zip(names, methods, strict=True)):
+            mine = options_for(name, options, names)
+            request = make_request(method, {**given, "options": mine, "seed": seed}, **own)
+            number = f"{position + 1}-" if names.count(name) > 1 else ""
+            found.append((f"{number}{slug(name)}-seed{seed}", request))
+    return found
+
+
+def make_request(
+    method: str | Method[Any, Any],
+    settings: Mapping[str, Any],
+    *,
+    model: nn.Module | None = None,
+    train: tuple[Arrays, Arrays] | None = None,
+    test: tuple[Arrays, Arrays] | None = None,
+    layers: Sequence[str] | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    maximize: bool = True,
+) -> Request:
+    """Resolve and check everything that can be known before torch or data is loaded."""
+    if (model is None) != (train is None) or (model is None) != (test is None):
+        raise SettingError("model, train and test go together: give all three, or none for a paper task")
+    if model is None and (metric is not None or not maximize):
+        raise SettingError("metric and maximize need a model of your own: a paper task is scored by accuracy")
+    given, optimizer, rate = _own_training(settings)
+    if not isinstance(method, str):
+        given = {**given, **_settings_of_value(method, given)}
+    else:
+        given["method"] = method
+    if model is not None:
+        given = {**given, "task": OWN_TASK, "data": OWN_DATA}
+    resolved = settings_of(given)
+    objective = None
+    if model is not None and train is not None and test is not None:
+        from fedpmt.training.objective import make_objective
+
+        objective = make_objective(loss, metric, maximize=maximize)
+        digest = resolved.digest + _digest(model, *train, *test)
+        if objective.score_name != ACCURACY:
+            # A resumed run goes on with the same score.
+            digest += f" {objective.score_name} {'max' if maximize else 'min'}"
+        resolved = resolved.model_copy(update={"digest": digest})
+    chosen = method_of(resolved)
+    if not isinstance(method, str):
+        chosen = dataclasses.replace(method, **_shared_fields(resolved, method))  # type: ignore[type-var]
+
+    def problem() -> Problem:
+        if model is None or train is None or test is None or objective is None:
+            found = paper_problem_of(resolved)
+        else:
+            found = own_problem(resolved, model, train, test, layers, objective)
+        return dataclasses.replace(found, optimizer=optimizer, rate=rate)
+
+    check(resolved, method=chosen, score_name=ACCURACY if objective is None else objective.score_name)
+    return Request(resolved, chosen, problem)
+
+
+def _own_training(
+    settings: Mapping[str, Any],
+) -> tuple[dict[str, Any], Optimizer | None, Callable[[int], float] | None]:
+    """Settings in which a user's own optimizer and schedule are words, and these two."""
+    given, optimizer, rate = dict(settings), settings.get("optimizer"), settings.get("schedule")
+    for key, value in (("optimizer", optimizer), ("schedule", rate)):
+        if value == CUSTOM:
+            raise SettingError(f"{key} = '{CUSTOM}' stands for a function, which only Python can give")
+        if value is not None and not isinstance(value, str):
+            given[key] = CUSTOM
+            given["digest"] = f"{given.get('digest', '')}{key}={getattr(value, '__qualname__', value)};"
+    found = None if optimizer is None or isinstance(optimizer, str) else optimizer
+    if found is not None and not isinstance(found, Optimizer):
+        found = Custom(found)
+    return given, found, None if rate is None or isinstance(rate, str) else rate
+
+
+def _settings_of_value(method: Method[Any, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a method given as a value stands for: its name, its own options, and what it shares."""
     if settings.get("budget") is not None:
         method = _under_budget(method)
-    given: dict[str, Any] = {**settings, "method": type(method).__name__.lower(), "options": {}}
+    given: dict[str, Any] = {"method": name_of(method), "options": {}}
     for field in dataclasses.fields(method):  # type: ignore[arg-type]
         value = getattr(method, field.name)
-        if field.name not in Settings.model_fields:
+        if field.name == "server":
+            theirs = {key: one for key, one in settings.items() if key.startswith("server_o")}
+            if value != field.default and theirs:
+                raise SettingError(
+                    f"{type(method).__name__} was made with server={value}; drop server_optimizer"
+                )
+            given |= server_settings(value) if value != field.default else {}
+        elif field.name not in SHARED:
             if isinstance(value, str | int | float):
                 given["options"][field.name] = value
+            elif value != field.default:
+                # It has no name that a file could hold: the run is only ever resumed with its like.
+                given["digest"] = f"{settings.get('digest', '')}{field.name}={value!r};"
         elif settings.get(field.name) is None:
             given[field.name] = value
         elif value not in (field.default, settings[field.name]):
-            name = type(method).__name__
             raise SettingError(
-                f"{field.name} = '{settings[field.name]}' is refused: {name} was made with '{value}'"
+                f"{field.name} = '{settings[field.name]}', but {type(method).__name__} was made with '{value}'"
             )
-    return method, given
+    return given
+
+
+def _shared_fields(settings: Settings, method: Method[Any, Any]) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+    return {key: value for key, value in shared_of(settings).items() if key in names}
 
 
 def _under_budget(method: Method[Any, Any]) -> Method[Any, Any]:
     """The method with those of its settings on which a budget can act, where it has defaults there."""
     defaults = {field.name: field.default for field in dataclasses.fields(method)}  # type: ignore[arg-type]
     changed = {
-        name: value for name, value in method.traits.under_budget.items() if getattr(method, name) == defaults[name]
+        name: value
+        for name, value in method.traits.under_budget.items()
+        if getattr(method, name) == defaults[name]
     }
     return dataclasses.replace(method, **changed)  # type: ignore[type-var]
+
+
+def options_for(method: str, options: Mapping[str, Any], others: Sequence[str] = ()) -> dict[str, Any]:
+    """The options meant for one method: METHOD.KEY, `method.KEY`, or a bare KEY.
+
+    >>> options_for("feddrop", {"feddrop.scope": "all", "scaling": "true"})
+    {'scope': 'all', 'scaling': 'true'}
+    """
+    chosen = {}
+    for key, value in options.items():
+        owner, dot, name = key.rpartition(".")
+        if not dot and name not in fields(method) and any(name in fields(other) for other in others):
+            continue  # meant for another of the methods that are compared
+        if not dot or owner in (method, "method"):
+            chosen[name] = value
+        elif owner not in others:
+            raise SettingError.unknown(
+                "set: method", owner, [method, *others] if owner in METHODS else METHODS
+            )
+    return chosen
+
+
+def slug(text: str) -> str:
+    """A name for a folder.
+
+    >>> slug("my.methods:Blocks"), slug("compare-fcnn-mnist-classes:2")
+    ('my.methods-Blocks', 'compare-fcnn-mnist-classes-2')
+    """
+    return re.sub(r"[^\w.]+", "-", text).strip("-")
 
 
 HELD_OUT = {"public": "holdout:0.1", "validation": 0.01}
 """What is held out for methods that need it, where nothing is said."""
 
 
-def with_public(given: Mapping[str, Any], methods: Sequence[str | type[Method[Any, Any]]]) -> dict[str, Any]:
+def with_public(given: Mapping[str, Any], methods: Sequence[str]) -> dict[str, Any]:
     """Settings with the public and validation data that these methods need; what is said stays."""
-    filled = dict(given)
-    classes = [one if isinstance(one, type) else method_class(one) for one in methods]
-    if filled.get("public") is None and any(one().traits.needs_public for one in classes):
+    filled, traits = dict(given), [method_class(name)().traits for name in methods]
+    if filled.get("public") is None and any(one.needs_public for one in traits):
         filled["public"] = HELD_OUT["public"]
-    if filled.get("validation") is None and any(one().traits.needs_validation for one in classes):
+    if filled.get("validation") is None and any(one.needs_validation for one in traits):
         filled["validation"] = HELD_OUT["validation"]
     return filled
 
@@ -144,19 +344,20 @@ def with_public(given: Mapping[str, Any], methods: Sequence[str | type[Method[An
 def settings_of(given: Mapping[str, Any]) -> Settings:
     """Resolve settings; a fleet file says how many devices there are, and is remembered by its content."""
     given = dict(given)
-    if str(given.get("method")) in METHODS:
-        given = with_public(given, [str(given["method"])])
+    given = with_public(given, [str(given.get("method") or "fedpmt")])
     if given.get("fleet") is not None:
         from fedpmt.devices.fleet import read_fleet
 
         path = Path(str(given["fleet"])).absolute()
         given["fleet"] = str(path)
         size = len(read_fleet(path))
-        given["digest"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        before = str(given.get("digest", ""))
+        given["digest"] = before if before.endswith(content) else before + content
         if given.get("devices") is None:
             given["devices"] = size
     settings = resolve(given)
-    if settings.budget is None or settings.method not in METHODS:
+    if settings.budget is None:
         return settings
     # In the record, so that it says what ran.
     options = {**method_class(settings.method)().traits.under_budget, **settings.options}
@@ -184,7 +385,18 @@ def _digest(model: nn.Module, *arrays: Arrays) -> str:
 
 def shared_of(settings: Settings) -> dict[str, Any]:
     """What a method takes from the run where it has a field of that name."""
-    shared: dict[str, Any] = {"depths": settings.depths, "splitting": settings.splitting}
+    shared: dict[str, Any] = {
+        "depths": settings.depths,
+        "splitting": settings.splitting,
+        "server": make_server(
+            settings.server_optimizer,
+            settings.server_lr,
+            settings.server_momentum,
+            settings.server_nesterov,
+            settings.server_beta2,
+            settings.server_tau,
+        ),
+    }
     if settings.depths is None and settings.task != OWN_TASK:
         from fedpmt.models.nets import net
 
@@ -197,45 +409,56 @@ def method_of(settings: Settings) -> Method[Any, Any]:
     return create(settings.method, settings.options, shared_of(settings))
 
 
-def check(settings: Settings, *, method: Method[Any, Any] | None = None) -> None:
-    """Refuse what can be known to be wrong before torch or data is loaded; a method may be given as a value."""
+def check(
+    settings: Settings, *, method: Method[Any, Any] | None = None, score_name: str | None = ACCURACY
+) -> None:
+    """Refuse what can be known to be wrong before torch or data is loaded.
+
+    A method may be given as a value; `score_name` is None where it is not known yet what a target is of.
+    """
     from fedpmt.data.partition import check_spec
     from fedpmt.data.public import check_public
     from fedpmt.devices.fleet import make_fleet
     from fedpmt.models.nets import net
 
-    used = (method or method_of(settings)).traits
+    chosen = method or method_of(settings)
+    used, name = chosen.traits, settings.method
     if settings.splitting == "device" and used.needs_speeds:
-        raise SettingError(
-            f"splitting = 'device' is refused: {settings.method} needs speeds that the server does not know then"
-        )
+        raise SettingError(f"splitting = 'device': {name} needs speeds that the server does not know then")
     if used.fitted_net and settings.level_draw == "round":
         raise SettingError(
-            f"level-draw = 'round' is refused: {settings.method} keeps a net on each device that fits its level "
-            "(allowed: fixed)"
+            f"level-draw = 'round': {name} keeps a net on each device that fits its level (allowed: fixed)"
         )
     if used.fitted_net and settings.speeds == "measured":
         raise SettingError(
-            f"speeds = 'measured' is refused: {settings.method} keeps a net on each device that fits its stated speed "
-            "(allowed: stated)"
+            f"speeds = 'measured': {name} keeps a net on each device that fits its stated speed (allowed: stated)"
         )
-    if settings.dp_clip is not None and used.needs_losses:
-        raise SettingError(
-            f"dp-clip = {settings.dp_clip:g} is refused: {settings.method} learns from losses, which would travel too"
+    if settings.dp_clip is not None and (used.needs_losses or used.sends_more):
+        why = (
+            "learns from losses, which would travel too"
+            if used.needs_losses
+            else "sends more than its update"
         )
-    if settings.dp_clip is not None and used.sends_more:
+        raise SettingError(f"dp-clip = {settings.dp_clip:g}: {name} {why}")
+    if used.optimizers is not None and settings.optimizer not in used.optimizers:
         raise SettingError(
-            f"dp-clip = {settings.dp_clip:g} is refused: {settings.method} sends more than trained tensors"
+            f"optimizer = '{settings.optimizer}' cannot be combined with {name} as it is set "
+            f"(allowed: {', '.join(used.optimizers)})"
+        )
+    if settings.server_optimizer != "none" and not hasattr(chosen, "server"):
+        raise SettingError(
+            f"server-optimizer = '{settings.server_optimizer}' cannot be combined with {name}: "
+            "it does not average parts"
         )
     check_spec(settings.partition)
     check_public(settings.public, settings.data)
     if used.needs_public and settings.public == "none":
-        raise SettingError(
-            f"public = 'none' is refused: {settings.method} needs some (e.g. {HELD_OUT['public']})"
-        )
+        raise SettingError(f"public = 'none': {name} needs public data (e.g. {HELD_OUT['public']})")
     fleet = make_fleet(settings)
     if settings.limits is not None:
         settings.limits.check_levels(str(settings.budget), len(fleet.level_speeds))
+    if score_name is not None:
+        check_target(settings.target, score_name)
     if settings.task != OWN_TASK:
         layers = net(settings.task).layers
         count = settings.depths or net(settings.task).depths[0]
@@ -276,8 +499,7 @@ def own_problem(
     train: tuple[Arrays, Arrays],
     test: tuple[Arrays, Arrays],
     layers: Sequence[str] | None,
-    loss: Callable[[Tensor, Arrays], Tensor] | None,
-    metric: Callable[[Tensor, Arrays], Tensor] | None,
+    objective: Objective,
 ) -> Problem:
     """A user's own module and arrays."""
     import numpy as np
@@ -287,7 +509,6 @@ def own_problem(
     from fedpmt.models.layered import layered
     from fedpmt.simulation.problem import Problem, try_out
     from fedpmt.training.batches import placed
-    from fedpmt.training.objective import CLASSIFICATION, Objective
 
     data = federate_dataset(
         from_arrays(train, test),
@@ -300,18 +521,15 @@ def own_problem(
         validation=settings.validation,
     )
     example = placed(data.test.take(np.arange(2) % len(data.test))).inputs
-    objective = Objective(loss or CLASSIFICATION.loss, metric or CLASSIFICATION.score)
     problem = Problem(layered(model, layers=layers, example=example), data, objective)
     try_out(problem, settings)
     return problem
 
 
-def run_in(
+def start(
+    request: Request,
     folder: Path,
-    settings: Settings,
-    problem: Callable[[], Problem],
     *,
-    method: Method[Any, Any] | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
     on_start: Callable[[], None] | None = None,
@@ -319,19 +537,23 @@ def run_in(
 ) -> RunRecord:
     """Run in this folder. It is written first; what turns out to be impossible takes a new one away again.
 
-    `on_start` is called when nothing stands in the way of the first round any more. A run that diverges raises
-    `DivergedError`, or with `keep_diverged` is finished as what it is.
+    Args:
+        request: What to run.
+        folder: Where its records go.
+        resume: Whether to continue the run that is there.
+        on_round: Called with the record of each round.
+        on_start: Called when nothing stands in the way of the first round any more.
+        keep_diverged: Whether a run that diverges is finished as what it is, instead of raising `DivergedError`.
     """
-    check(settings, method=method)
     missing = [parent for parent in folder.absolute().parents if not parent.exists()]
-    made = open_folder(folder, settings, resume=resume)
+    made = open_folder(folder, request.settings, resume=resume)
     if not (folder / records.RESULT).exists():
         with exclusive(folder):
             try:
                 simulate(
-                    settings,
-                    problem(),
-                    method or method_of(settings),
+                    request.settings,
+                    request.problem(),
+                    request.method,
                     folder,
                     on_round,
                     on_start,
@@ -347,6 +569,12 @@ def run_in(
     return read_run(folder)
 
 
+def request_of(settings: Settings) -> Request:
+    """A run of a paper task from settings that are resolved already."""
+    check(settings)
+    return Request(settings, method_of(settings), lambda: paper_problem_of(settings))
+
+
 def restamp(run: RunRecord, settings: Settings) -> RunRecord | None:
     """A finished run of a paper task under another clock; None where it would have to be trained again."""
     from fedpmt.simulation.restamp import restamped
@@ -354,11 +582,11 @@ def restamp(run: RunRecord, settings: Settings) -> RunRecord | None:
     return restamped(run, settings, _unfilled_problem(settings), method_of(settings))
 
 
-def predict(settings: Settings, out: str | Path = ".") -> dict[str, Any]:
-    """What a run of a paper task in this folder will cost, without training; nothing is written there."""
+def predict(request: Request, out: str | Path = ".") -> dict[str, Any]:
+    """What a run in this folder will cost, without training; nothing is written there."""
     from fedpmt.simulation.predict import predict as predicted
 
-    return predicted(settings, paper_problem_of(settings), method_of(settings), Path(out))
+    return predicted(request.settings, request.problem(), request.method, Path(out))
 
 
 def plan_table(settings: Settings) -> dict[str, Any]:

@@ -13,12 +13,14 @@ Everything that is shown to a person is drawn from these files.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from fedpmt.resources import ROUNDING
 from fedpmt.types import SettingError
@@ -29,20 +31,53 @@ CHECKPOINT, MODEL_FILE, DEVICES = "checkpoint.safetensors", "model.safetensors",
 EXECUTION = frozenset({"workers", "checkpoint_seconds", "data_dir"})
 """Settings that say how a run is computed, not what: they may differ when it is resumed."""
 
+ACCURACY = "accuracy"
+"""The name of the one score that is a share of samples and is shown in percent."""
+
 Outcome = Literal["arrived", "late", "failed", "surplus", "refused"]
 Evaluated = Literal["global", "split", "personal"]
-"""What an accuracy is of: the server's model, a device's and the server's halves together, or a device's own;
+"""What a score is of: the server's model, a device's and the server's halves together, or a device's own;
 for the last two it is the mean over devices that took part."""
 
-
 Stopped = Literal["rounds", "target", "time-budget", "diverged"]
-"""Why a run has ended. The accuracy of one that diverged is that of a guess: what is left of it predicts nothing."""
+"""Why a run has ended. A run that diverged has the accuracy of a guess, or no score if it is not an accuracy."""
 
 
 class Record(BaseModel):
     """A frozen value that reads and writes as JSON."""
 
     model_config = ConfigDict(frozen=True)
+
+
+RENAMED = {
+    "accuracy": "score",
+    "accuracy_by_level": "score_by_level",
+    "accuracy_by_class": "score_by_class",
+}
+
+
+def migrate(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename the fields of a round or a result that an older version wrote, when every score was an accuracy.
+
+    >>> migrate({"round": 3, "accuracy": 0.5})
+    {'round': 3, 'score': 0.5}
+    """
+    return {RENAMED.get(key, key): value for key, value in fields.items()}
+
+
+def reaches(score: float, target: float, *, maximize: bool) -> bool:
+    """Whether a score is at the target or better."""
+    return score >= target if maximize else score <= target
+
+
+def check_target(target: float | None, score_name: str) -> None:
+    """Raise SettingError if a score of this name cannot reach the target."""
+    if target is None:
+        return
+    if score_name == ACCURACY and not 0 < target <= 1:
+        raise SettingError(f"target must be > 0 and <= 1 for an accuracy (got {target:g})")
+    if not math.isfinite(target):
+        raise SettingError(f"target must be a finite number (got {target:g})")
 
 
 class DeviceRecord(Record):
@@ -87,24 +122,36 @@ class RoundRecord(Record):
     learning_rate: float = 0.0  # η_t
     layers: dict[str, int]  # how many devices trained each layer: Σ_k f_k[l]
     devices: tuple[DeviceRecord, ...]
-    accuracy: float | None = None  # None where the round was not evaluated
+    score: float | None = None  # None where the round was not evaluated
+    score_name: str = ACCURACY
+    maximize: bool = True  # whether a higher score is better
     loss: float | None = None
-    accuracy_by_level: dict[str, float] | None = (
-        None  # test accuracy, classes weighted as that level's devices hold them
-    )
-    accuracy_by_class: dict[str, float] | None = None
-    evaluates: Evaluated = "global"  # what the accuracy is of
+    score_by_level: dict[str, float] | None = None  # classes weighted as that level's devices hold them
+    score_by_class: dict[str, float] | None = None
+    evaluates: Evaluated = "global"  # what the score is of
     metrics: dict[str, float] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _migrate(cls, fields: Any) -> Any:
+        return migrate(fields) if isinstance(fields, Mapping) else fields
+
+    @property
+    def accuracy(self) -> float | None:
+        """The score if it is an accuracy, else None."""
+        return self.score if self.score_name == ACCURACY else None
 
 
 class ResultRecord(Record):
-    """The last line of a run, also what `--json` prints."""
+    """What a run ended with; `as_json` is what `--json` prints."""
 
     method: str
     task: str
     seed: int
     rounds: int
-    accuracy: float | None
+    score: float | None = None
+    score_name: str = ACCURACY
+    maximize: bool = True  # whether a higher score is better
     loss: float | None = None
     virtual_seconds: float
     bytes_up: int
@@ -122,6 +169,21 @@ class ResultRecord(Record):
     public_samples: int = 0  # unlabelled, no device's own
     validation_samples: int = 0  # labelled, the server's own
 
+    @model_validator(mode="before")
+    @classmethod
+    def _migrate(cls, fields: Any) -> Any:
+        return migrate(fields) if isinstance(fields, Mapping) else fields
+
+    @property
+    def accuracy(self) -> float | None:
+        """The score if it is an accuracy, else None."""
+        return self.score if self.score_name == ACCURACY else None
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields as JSON values, and `accuracy` beside `score` if the score is one."""
+        named = {ACCURACY: self.score} if self.score_name == ACCURACY else {}
+        return {**self.model_dump(mode="json"), **named}
+
 
 class RunRecord(Record):
     """A run as read back from its folder; `result` is None while it is not finished."""
@@ -136,13 +198,29 @@ class RunRecord(Record):
         """Whether it ended in numbers that are not finite; its rounds are those before."""
         return self.result is not None and self.result.stopped == "diverged"
 
+    @property
+    def score_name(self) -> str:
+        """What the run's score is called."""
+        scored = self._scored
+        return scored.score_name if scored else ACCURACY
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file in one step: a reader sees the old content or the new, never a part."""
+    @property
+    def maximize(self) -> bool:
+        """Whether a higher score is better."""
+        scored = self._scored
+        return scored.maximize if scored else True
+
+    @property
+    def _scored(self) -> RoundRecord | ResultRecord | None:
+        return self.result or next((step for step in reversed(self.rounds) if step.score is not None), None)
+
+
+def write_atomically(path: Path, *parts: bytes) -> None:
+    """Replace a file in one step: a reader sees the old content or the new, never a mixture of both."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:

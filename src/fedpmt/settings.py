@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import tomllib
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pydantic import (
     BaseModel,
@@ -18,44 +19,33 @@ from pydantic import (
     model_validator,
 )
 
+from fedpmt.data.description import Defaults
+from fedpmt.data.registry import default_for, find_dataset, spellings
+from fedpmt.data.spec import held_out, parse_public
+from fedpmt.models.nets import NETS
 from fedpmt.records import EXECUTION
 from fedpmt.resources import Budget, parse_budget
 from fedpmt.types import Scalar, SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-TASKS = ("fcnn-mnist", "cnn-mnist", "cnn-cifar10")
-IMAGES = ("embedded", "mnist", "fashion-mnist", "cifar10")
-DATA = (*IMAGES, "synthetic")
+TASKS = tuple(NETS)
 LEVELS = "1/5,1/4,1/3,1/2,1"
+SERVER_USES = {
+    "server_lr": ("sgd", "momentum", "adam", "yogi", "adagrad"),
+    "server_momentum": ("momentum", "adam", "yogi"),
+    "server_nesterov": ("momentum",),
+    "server_beta2": ("adam", "yogi"),
+    "server_tau": ("adam", "yogi", "adagrad"),
+}
+"""Which of the server's optimizers make use of a setting; with the others it would be ignored, so it is refused."""
+
 FLAGS = ("nesterov", "server_nesterov")
 """Settings that are true or false; true is not taken for the number 1 elsewhere."""
 
-
-class Defaults(BaseModel):
-    """What a data set brings with it where the user says nothing (section IV-B of the paper)."""
-
-    model_config = ConfigDict(frozen=True)
-    devices: int  # |K|
-    samples: int  # |D_k|
-    cohort: int  # |S|
-    batch: int
-    lr: float  # η
-    rounds: int  # T
-    train: int | None = Field(None, exclude=True)  # samples there are; None where that is not known here
-
-
-PAPER_MNIST = Defaults(devices=100, samples=300, cohort=8, batch=12, lr=0.01, rounds=500, train=60_000)
-DEFAULTS = {
-    # The paper's rates with a fifth of its samples would take thousands of rounds: these reach 90 % in about a hundred.
-    "embedded": Defaults(devices=50, samples=80, cohort=10, batch=10, lr=0.05, rounds=100, train=4_000),
-    "mnist": PAPER_MNIST,
-    "fashion-mnist": PAPER_MNIST,
-    "cifar10": Defaults(devices=100, samples=500, cohort=10, batch=20, lr=0.05, rounds=400, train=50_000),
-    "synthetic": Defaults(devices=100, samples=100, cohort=10, batch=10, lr=0.01, rounds=100),
-    "arrays": Defaults(devices=50, samples=80, cohort=10, batch=10, lr=0.05, rounds=100),
-}
+ARRAYS = "arrays"
+"""What `data` is where the samples are the user's own arrays."""
 
 
 class Settings(BaseModel):
@@ -67,9 +57,8 @@ class Settings(BaseModel):
     task: str = Field("fcnn-mnist", description="the net: " + ", ".join(TASKS))
     data: str = Field(
         "",
-        description="the data set: "
-        + ", ".join(DATA)
-        + "; synthetic:ALPHA,BETA. Default: embedded, or cifar10 for cnn-cifar10",
+        description=f"the data set: {', '.join(spellings())}. "
+        f"Default: {', '.join(f'{default_for(net.data)} for {net.name}' for net in NETS.values())}",
     )
     data_dir: Path | None = Field(
         None, description="folder of the data files; else FEDPMT_DATA, else the user cache"
@@ -127,8 +116,10 @@ class Settings(BaseModel):
     )
     full_seconds: float = Field(10.0, gt=0, description="seconds for one epoch of the full model at speed 1")
     mode: Literal["exact", "paper"] = Field("exact", description="how operations are counted")
-    prefix: Literal["cache", "recompute"] = Field(
-        "cache", description="frozen layers' activations: computed once per round, or for each batch"
+    prefix: Literal["auto", "cache", "recompute"] = Field(
+        "auto",
+        description="frozen layers' outputs: computed once per round and kept, or for each batch; "
+        "auto keeps them with more than one local epoch",
     )
     depths: int | None = Field(
         None, ge=1, description="number of depths |I|; default: the paper's larger one, else one per layer"
@@ -203,7 +194,9 @@ class Settings(BaseModel):
         ge=1,
         description="test samples that each device's own model is tested on, drawn once; none: all",
     )
-    target: float | None = Field(None, gt=0, le=1, description="stop at this accuracy")
+    target: float | None = Field(
+        None, description="stop when the score reaches this; an accuracy, unless you bring your own metric"
+    )
     time_budget: float | None = Field(None, gt=0, description="stop when the virtual clock passes this")
     checkpoint_seconds: float = Field(10.0, ge=0, description="real seconds between checkpoints")
     digest: str = Field(
@@ -220,17 +213,18 @@ class Settings(BaseModel):
             if isinstance(value, bool) and key not in FLAGS:
                 wanted = "a number" if cls.model_fields[key].annotation in (int, float) else "a value"
                 raise SettingError(f"{key.replace('_', '-')} expects {wanted}, got {str(value).lower()}")
-        data = str(given.setdefault("data", "cifar10" if given.get("task") == "cnn-cifar10" else "embedded"))
-        defaults = DEFAULTS.get(data.partition(":")[0])
-        if defaults is None:
-            raise SettingError.unknown("data", data, [*DATA, "synthetic:ALPHA,BETA"])
+        if "data" not in given:
+            given["data"] = _default_data(given.get("task"))
+        data = str(given["data"])
+        described = None if data == ARRAYS else find_dataset(data)[0]
+        defaults, train = (described.defaults, described.train) if described else (Defaults(), None)
         if given.get("splitting") == "device":
             given.setdefault("sampling", "uniform")
-        filled = {**defaults.model_dump(), **given}
-        if "samples" not in given and defaults.train is not None:
+        filled = {**asdict(defaults), **given}
+        if "samples" not in given and train is not None:
             # What is held out is no device's: each has a little less.
-            held = held_out(str(given.get("public", "none")), given.get("validation", 0.0), defaults.train)
-            filled["samples"] = min(defaults.samples, (defaults.train - sum(held)) // defaults.devices)
+            held = held_out(str(given.get("public", "none")), given.get("validation", 0.0), train)
+            filled["samples"] = min(defaults.samples, (train - sum(held)) // defaults.devices)
         if "cohort" not in given and str(filled["devices"]).isdigit():
             filled["cohort"] = min(filled["cohort"], int(filled["devices"]))
         return filled
@@ -250,6 +244,7 @@ class Settings(BaseModel):
         "checkpoint_seconds",
         "server_cap",
         "server_speed",
+        "target",
     )
     @classmethod
     def _finite(cls, value: float | None) -> float | None:
@@ -285,10 +280,14 @@ class Settings(BaseModel):
             raise SettingError(
                 f"momentum = {self.momentum:g} is SGD's; optimizer = '{self.optimizer}' has its own"
             )
-        if self.server_nesterov and self.server_optimizer != "momentum":
-            raise SettingError("server-nesterov = 'true' needs server-optimizer = 'momentum'")
-        if self.server_lr is not None and self.server_optimizer == "none":
-            raise SettingError(f"server-lr = {self.server_lr:g} does nothing without --server-optimizer")
+        for key, kinds in SERVER_USES.items():
+            value, usual = getattr(self, key), type(self).model_fields[key].default
+            if value != usual and self.server_optimizer not in kinds:
+                name, shown = key.replace("_", "-"), str(value).lower()
+                raise SettingError(
+                    f"{name} = {shown} does nothing with server-optimizer = '{self.server_optimizer}' "
+                    f"(it belongs to {', '.join(kinds)})"
+                )
         if self.budget is not None and self.mode != "exact":
             raise SettingError(
                 f"budget = '{self.budget}' is refused with mode = '{self.mode}': it needs mode = 'exact'"
@@ -305,9 +304,90 @@ class Settings(BaseModel):
         """The budget, parsed."""
         return None if self.budget is None else parse_budget(self.budget)
 
+    @property
+    def keeps_prefix(self) -> bool:
+        """Whether devices keep the outputs of frozen layers for a whole round.
+
+        With one epoch each of them is used once, so that keeping them would take memory and save nothing.
+        """
+        return self.prefix == "cache" or (self.prefix == "auto" and self.epochs > 1)
+
     def identity(self) -> dict[str, Any]:
         """What must agree for a run to be resumed."""
         return {key: value for key, value in self.model_dump(mode="json").items() if key not in EXECUTION}
+
+
+class RunSettings(TypedDict, total=False):
+    """The settings as keywords of `fedpmt.run`, for editors and type checkers; a test holds them to `Settings`."""
+
+    task: str
+    data: str
+    data_dir: str | Path | None
+    partition: str
+    partition_seed: int
+    public: str
+    validation: float
+    devices: int
+    samples: int
+    cohort: int
+    sampling: Literal["stratified", "uniform", "fastest"]
+    levels: str
+    level_draw: Literal["fixed", "round"]
+    fleet: str | Path | None
+    availability: float
+    failure: float
+    over_select: float
+    assign: Literal["deadline", "level"]
+    deadline: float | None
+    budget: str | None
+    full_seconds: float
+    mode: Literal["exact", "paper"]
+    prefix: Literal["auto", "cache", "recompute"]
+    depths: int | None
+    splitting: Literal["server", "device"]
+    speeds: Literal["stated", "measured"]
+    speed_weight: float
+    drift: str
+    epochs: int
+    batch: int
+    lr: float
+    schedule: str | Callable[[int], float]
+    warmup: int
+    optimizer: str | Callable[..., Any]
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    clip_norm: float | None
+    server_optimizer: Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"]
+    server_lr: float | None
+    server_momentum: float
+    server_nesterov: bool
+    server_beta2: float
+    server_tau: float
+    dp_clip: float | None
+    dp_noise: float
+    dp_delta: float
+    rounds: int
+    seed: int
+    workers: int
+    server_cap: float | Literal["none"] | None
+    server_speed: float | Literal["none"] | None
+    executor: Literal["auto", "plain"]
+    device: Literal["cpu", "cuda", "mps", "auto"]
+    eval_every: int
+    personal_test: int | None
+    target: float | None
+    time_budget: float | None
+    checkpoint_seconds: float
+    options: Mapping[str, Any]
+
+
+def _default_data(task: object) -> str:
+    """The data set of a net of the paper, as far as it needs no fetching."""
+    name = str(Settings.model_fields["task"].default if task is None else task)
+    if name not in NETS:
+        raise SettingError.unknown("task", name, NETS)
+    return default_for(NETS[name].data)
 
 
 def resolve(given: dict[str, Any]) -> Settings:
@@ -368,58 +448,6 @@ def parse_schedule(text: str) -> tuple[str, tuple[float, ...]]:
             "with positive numbers"
         )
     return name, numbers
-
-
-PUBLIC = ("none", "holdout:SHARE", "generated:N", *(f"{name}:N" for name in IMAGES))
-
-
-def parse_public(text: str) -> tuple[str, float]:
-    """Where public data comes from, and how much: a share for `holdout`, else a number of samples, 0 for all.
-
-    >>> parse_public("holdout:0.1"), parse_public("mnist:2000"), parse_public("mnist")
-    (('holdout', 0.1), ('mnist', 2000.0), ('mnist', 0.0))
-    """
-    name, colon, argument = text.partition(":")
-    if name not in ("none", "holdout", "generated", *IMAGES):
-        raise SettingError.unknown("public", text, PUBLIC)
-    try:
-        number = float(argument) if colon else 0.0
-    except ValueError:
-        number = math.nan
-    if name == "holdout":
-        if not 0 < number < 1:
-            raise SettingError(
-                f"public = '{text}' is refused: write holdout:SHARE with a share between 0 and 1"
-            )
-        return name, number
-    if name == "none" and colon:
-        raise SettingError(f"public = '{text}' is refused: none takes no number")
-    if not number.is_integer() or number < (1 if colon or name == "generated" else 0):
-        raise SettingError(
-            f"public = '{text}' is refused: write {name}:N with a whole number N of at least 1"
-        )
-    return name, number
-
-
-def held_out(public: str, validation: Any, total: int) -> tuple[int, int]:
-    """How many of `total` samples are held out: without labels for everybody, with labels for the server.
-
-    >>> held_out("holdout:0.1", 0.02, 4000)
-    (400, 80)
-    """
-    kind, number = parse_public(public)
-    try:
-        labelled = float(validation)
-    except (TypeError, ValueError):
-        labelled = math.nan
-    if not 0 <= labelled < 1:
-        labelled = 0.0  # refused by the schema, which names it
-    shares = (number if kind == "holdout" else 0.0, labelled)
-    if sum(shares) >= 1:
-        raise SettingError(
-            f"public = '{public}' and validation = '{validation}' are refused: they leave nothing for the devices"
-        )
-    return round(shares[0] * total), round(shares[1] * total)
 
 
 @cache

@@ -125,9 +125,9 @@ def test_regression_with_own_loss_and_metric() -> None:
     assert first.loss is not None
     assert last.loss is not None
     assert last.loss < 0.2 * first.loss
-    assert last.accuracy is not None
-    assert last.accuracy > 0.6
-    assert last.accuracy_by_class is None
+    assert last.score is not None
+    assert last.score > 0.6
+    assert (last.score_name, last.accuracy, last.score_by_class) == ("close", None, None)
     with pytest.raises(SettingError, match="partition"):
         fedpmt.run(
             "fedpmt",

@@ -66,8 +66,8 @@ def test_a_test_set_of_one_sample_or_without_a_class_will_do() -> None:
     inputs, labels = pair(60, 1)
     seen = labels < 2
     run = fedpmt.run("fedpmt", model=net(), train=pair(100), test=(inputs[seen], labels[seen]), **FAST)
-    accuracy, levels = run.rounds[0].accuracy, run.rounds[0].accuracy_by_level
-    by_class = run.rounds[0].accuracy_by_class
+    accuracy, levels = run.rounds[0].accuracy, run.rounds[0].score_by_level
+    by_class = run.rounds[0].score_by_class
     assert levels is not None
     assert by_class is not None
     assert accuracy is not None

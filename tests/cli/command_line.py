@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import fedpmt
-from fedpmt.data import embedded
+from fedpmt.data.sets import embedded
 
 with warnings.catch_warnings():
     # typer 0.20 still uses names that click 8.5 calls deprecated; that is between the two of them.

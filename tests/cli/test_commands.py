@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import io
 import json
@@ -12,8 +13,8 @@ import pytest
 from command_line import TINY, Called, call, tree
 
 from fedpmt import records
-from fedpmt.data import folders
-from fedpmt.data.folders import DataFile
+from fedpmt.data.description import DataFile
+from fedpmt.data.registry import DATASETS
 from fedpmt.methods.registry import METHODS
 from fedpmt.simulation import executors
 
@@ -118,11 +119,11 @@ def test_run_ends_with_one_line_of_json(finished: tuple[Path, Called]) -> None:
         2,
     )
     assert result["virtual_seconds"] == rounds[-1].virtual_seconds
-    assert result["accuracy"] == rounds[-1].accuracy
+    assert result["accuracy"] == result["score"] == rounds[-1].accuracy == rounds[-1].score
     for key in ("bytes_up", "bytes_down", "operations"):
         assert result[key] == sum(getattr(one, key) for one in rounds)
     assert len(bytes.fromhex(result["weights_sha256"])) == 32
-    assert json.loads((folder / "result.json").read_bytes()) == result
+    assert {**json.loads((folder / "result.json").read_bytes()), "accuracy": result["score"]} == result
 
 
 def test_run_says_where_its_records_go(finished: tuple[Path, Called]) -> None:
@@ -438,7 +439,7 @@ def test_data_get_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.Monkey
     """A set that is there and sound is not fetched again; its folder is the one line of output."""
     content = b"all of it"
     file = DataFile("train-labels-idx1-ubyte", len(content), hashlib.sha256(content).hexdigest())
-    monkeypatch.setitem(folders.FILES, "mnist", (file,))
+    monkeypatch.setitem(DATASETS, "mnist", dataclasses.replace(DATASETS["mnist"], files=(file,)))
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / file.name).write_bytes(content)
     called = call("data", "get", "mnist", "--data-dir", tmp_path)
@@ -464,6 +465,9 @@ def test_report(tmp_path: Path, finished: tuple[Path, Called]) -> None:
     assert (text.code, text.out) == (0, "")
     assert str(other) in text.err
     assert other.exists()
+    refused = call("report", folder, "--out", tmp_path / "none.html", "--targets", "0.5,2")
+    assert refused.code == 2
+    assert "target must be > 0 and <= 1 for an accuracy (got 2)" in refused.err
 
 
 def test_report_names_its_own_file(elsewhere: Path, finished: tuple[Path, Called]) -> None:

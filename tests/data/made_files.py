@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpmt.data.folders import CIFAR_PICKLES
-
 if TYPE_CHECKING:
     from pathlib import Path
+
+CIFAR_PICKLES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 
 
 def idx_images(count: int, side: int = 28) -> bytes:

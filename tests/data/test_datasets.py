@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import pickle
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +25,14 @@ from made_files import (
     write_idx,
 )
 
-from fedpmt.data import embedded
 from fedpmt.data.datasets import data_folder, load
-from fedpmt.data.folders import DataFile
+from fedpmt.data.description import DataFile
+from fedpmt.data.registry import DATASETS
+from fedpmt.data.sets import embedded
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from fedpmt.data.datasets import Dataset
+    from fedpmt.data.datasets import LoadedDataset
 
 LABELS = "train-labels-idx1-ubyte"
 IMAGES = "train-images-idx3-ubyte"
@@ -183,20 +186,16 @@ def test_no_images(tmp_path: Path) -> None:
 
 
 def test_files_of_the_other_set_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hashlib
-
-    from fedpmt.data import folders
-
     write_idx(tmp_path)
     labels = idx_labels(20)
-    images, _, *rest = folders.FILES["mnist"]
+    images, _, *rest = DATASETS["mnist"].files
     named = DataFile(LABELS, len(labels), hashlib.sha256(labels).hexdigest())
-    monkeypatch.setitem(folders.FILES, "mnist", (images, named, *rest))
+    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], files=(images, named, *rest)))
     assert len(load("mnist", tmp_path).train) == 20
     refused("fashion-mnist", tmp_path, LABELS, "labels of mnist, not of fashion-mnist")
 
 
-def check_cifar(data: Dataset, count: int) -> None:
+def check_cifar(data: LoadedDataset, count: int) -> None:
     """The channels hold 0, 10 and 20, plus the number of the batch: 5 in the test batch."""
     assert data.train.inputs.shape == (5 * count, 3, 32, 32)
     assert data.test.inputs.shape == (count, 3, 32, 32)

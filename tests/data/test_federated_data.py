@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from made_files import write_idx
 
-from fedpmt.data import federate, federate_dataset, from_arrays, synthetic
+from fedpmt.data import federate, federate_dataset, from_arrays
+from fedpmt.data.sets import synthetic
 from fedpmt.seeds import generator
 from fedpmt.types import SettingError
 
@@ -124,7 +125,7 @@ def test_refused() -> None:
         embedded(devices=51)
     with pytest.raises(SettingError, match="partition = 'classes:2' does not apply to data = 'synthetic'"):
         fleet(partition="classes:2")
-    with pytest.raises(SettingError, match="at least 1"):
+    with pytest.raises(SettingError, match="must be >= 1"):
         fleet(devices=0)
     data = embedded()
     for device in (-1, 50):
@@ -149,7 +150,7 @@ def test_refused() -> None:
     ],
 )
 def test_refused_synthetic(name: str) -> None:
-    with pytest.raises(SettingError, match="write synthetic:ALPHA,BETA"):
+    with pytest.raises(SettingError, match="data must be synthetic:ALPHA,BETA"):
         fleet(name)
 
 

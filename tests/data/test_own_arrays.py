@@ -23,7 +23,7 @@ def test_numpy() -> None:
 
 
 def test_a_name_that_stands_for_other_data_is_refused() -> None:
-    with pytest.raises(SettingError, match="name = 'mnist' is refused"):
+    with pytest.raises(SettingError, match="name = 'mnist' is the name of a data set"):
         from_arrays((INPUTS, TARGETS), (INPUTS, TARGETS), name="mnist")
 
 

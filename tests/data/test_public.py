@@ -13,14 +13,16 @@ from made_files import write_idx
 from torch import nn
 
 from fedpmt import api
-from fedpmt.data import embedded
 from fedpmt.data.datasets import from_arrays, load
 from fedpmt.data.federated import federate, federate_dataset
 from fedpmt.data.partition import partition as split
 from fedpmt.data.public import NO_LABEL, hold_out
+from fedpmt.data.registry import with_samples
+from fedpmt.data.sets import embedded
+from fedpmt.data.spec import parse_public, public_spellings
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.seeds import generator
-from fedpmt.settings import IMAGES, PUBLIC, parse_public, resolve
+from fedpmt.settings import resolve
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -173,13 +175,13 @@ def test_compared_methods_hold_the_same_data_and_the_record_has_the_sizes() -> N
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"public": "holdout"}, "public = 'holdout' is refused: write holdout:SHARE"),
-        ({"public": "holdout:1.5"}, "write holdout:SHARE with a share between 0 and 1"),
+        ({"public": "holdout"}, "public must be holdout:SHARE with 0 < SHARE < 1 (got 'holdout')"),
+        ({"public": "holdout:1.5"}, "public must be holdout:SHARE with 0 < SHARE < 1 (got 'holdout:1.5')"),
         ({"public": "hold:0.1"}, "public = 'hold:0.1' is unknown"),
-        ({"public": "none:3"}, "none takes no number"),
-        ({"public": "generated"}, "write generated:N"),
-        ({"public": "mnist:2.5"}, "write mnist:N"),
-        ({"public": "holdout:0.7", "validation": 0.4}, "leave nothing for the devices"),
+        ({"public": "none:3"}, "public = 'none' takes no number (got 'none:3')"),
+        ({"public": "generated"}, "public must be generated:N"),
+        ({"public": "mnist:2.5"}, "public must be mnist:N"),
+        ({"public": "holdout:0.7", "validation": 0.4}, "leave no samples for the devices"),
         ({"validation": 1.0}, "validation = '1.0' is refused"),
         ({"validation": "much"}, "validation = 'much' is refused"),
         (
@@ -208,10 +210,10 @@ def test_what_cannot_be_is_refused_in_one_line(given: dict[str, Any], message: s
 def test_whatever_is_accepted_is_also_offered() -> None:
     with pytest.raises(SettingError, match="did you mean 'fashion-mnist:N'"):
         resolve({"public": "fashion:9"})
-    for offered in PUBLIC:
+    for offered in public_spellings():
         parse_public(offered.replace("SHARE", "0.1").replace(":N", ":9"))
-    for name in IMAGES:
-        assert f"{name}:N" in PUBLIC
+    for name in with_samples():
+        assert f"{name}:N" in public_spellings()
 
 
 def test_a_method_without_the_data_it_needs_is_refused() -> None:

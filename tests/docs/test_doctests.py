@@ -9,10 +9,12 @@ import pkgutil
 import pytest
 
 import fedpmt
+import reproduction
 
 MODULES = sorted(
     info.name
-    for info in pkgutil.walk_packages(fedpmt.__path__, "fedpmt.")
+    for package in (fedpmt, reproduction)
+    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if not info.name.endswith("__main__")
 )
 

@@ -17,7 +17,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedpmt import api
-from fedpmt.data import embedded
+from fedpmt.data.sets import embedded
 from fedpmt.flower import paper_apps
 from fedpmt.flower.deployment import Deployment, write_config
 from fedpmt.methods.registry import METHODS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 import tomllib
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import nn
 
 from fedpmt import api
 from fedpmt.cli.main import program
-from fedpmt.data import embedded
+from fedpmt.data.sets import embedded
 from fedpmt.flower import apps, node_problem
 from fedpmt.flower.client import folder_of, spend
 from fedpmt.flower.deployment import Deployment, read_config, write_config
@@ -100,7 +101,7 @@ def test_a_folder_with_a_run_is_only_resumed(tmp_path: Path, capsys: pytest.Capt
     # A finished run prints its result again, and starts nothing.
     assert program(["deploy", "--resume", "--json", "--out", str(tmp_path)]) == 0
     assert first.result is not None
-    assert capsys.readouterr().out.strip() == first.result.model_dump_json()
+    assert json.loads(capsys.readouterr().out) == first.result.as_json()
 
 
 def test_wrong_settings_of_the_deployment() -> None:

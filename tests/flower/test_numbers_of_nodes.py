@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.training.control import CONTROL, ControlledWork
+from fedpmt.training.latent import COUNTS
+from fedpmt.training.masked import SQUARES
 from flwr.app import Array
 from in_process import BITS, InProcessGrid, deploy, nodes_of
 
-from fedpmt.training.control import CONTROL, ControlledWork
-from fedpmt.training.latent import COUNTS
 from fedpmt.training.local import LocalSettings, Reach
-from fedpmt.training.masked import SQUARES
 from fedpmt.training.messages import Task
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fedpmt.training.private import epsilon
 from in_process import BITS, InProcessGrid, deploy, nodes_of
 
 from fedpmt import api
@@ -12,7 +13,6 @@ from fedpmt.cli.main import program
 from fedpmt.flower import kept
 from fedpmt.flower.app_folder import read_app
 from fedpmt.flower.deployment import Deployment
-from fedpmt.training.private import epsilon
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from fedpmt.kernels.fused import fused_train, fusible, stackable
 from torch import nn
 
-from fedpmt.kernels.fused import fused_train, fusible, stackable
 from fedpmt.models.build import build
 from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.models.nets import NETS

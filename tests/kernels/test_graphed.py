@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from fedpmt.kernels.graphed import graphed
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedpmt.kernels import graphed as module
 from fedpmt.kernels import native
-from fedpmt.kernels.graphed import graphed
 from fedpmt.models.build import FlatLinear, build
 from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.models.nets import NETS

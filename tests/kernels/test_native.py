@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.training.control import CONTROL, Control, ControlledWork
+from fedpmt.training.proximal import ProximalWork
 from torch import nn
 
 from fedpmt.kernels import fused, native
@@ -18,11 +20,9 @@ from fedpmt.parts.depth import full, suffix, suffixes
 from fedpmt.parts.part import GLOBAL, Indices, Part, add_at, local_shape, take
 from fedpmt.parts.width import random_channels, thinned
 from fedpmt.seeds import Seeds, generator
-from fedpmt.training.control import CONTROL, Control, ControlledWork
 from fedpmt.training.local import LocalSettings, LocalWork, Site, train
 from fedpmt.training.messages import Task
 from fedpmt.training.objective import CLASSIFICATION
-from fedpmt.training.proximal import ProximalWork
 from fedpmt.types import MODEL, Examples
 from support import samples
 

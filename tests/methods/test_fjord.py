@@ -189,7 +189,8 @@ class TestDistillation:
 
 
 def cost(operations: float, activations: int) -> Cost:
-    return Cost(0, operations, 0, 0, 10, 0.5, Memory(0, 0, activations, 0), sustained=operations + 10)
+    memory = Memory(0, 0, activations, 0, step=activations)
+    return Cost(0, operations, 0, 0, 10, 0.5, memory, sustained=operations + 10)
 
 
 def test_price_is_the_mean_over_widths_or_both_together() -> None:

@@ -130,7 +130,7 @@ def test_printed_times_of_the_clock() -> None:
         batch=20,
         samples=500,
         cached=True,
-        momentum=False,
+        held=0,
         example=np.zeros((2, 3, 32, 32), "float32"),
         net=net,
     )

@@ -9,7 +9,7 @@ from torch import nn
 from fedpmt.models.layered import layered
 from fedpmt.parts.depth import mask, suffix, suffixes
 from fedpmt.pricing.splitting import splitting_constant
-from fedpmt.training.local import LocalSettings, sgd_step
+from fedpmt.training.optimizers import SGD
 
 
 def chain(layers: int) -> nn.Sequential:
@@ -22,7 +22,7 @@ def test_layer_wise_product() -> None:
     product = {}
     for factor, (name, gradient) in zip((0, 1, 2), blocks.items(), strict=True):
         parameter = {name: torch.zeros_like(gradient)}
-        sgd_step(parameter, {name: gradient}, {}, LocalSettings(1, 1, learning_rate=-factor))
+        SGD().start().step(parameter, {name: gradient}, rate=-factor)
         product[name] = parameter[name].tolist()
     assert product == {"1": [0, 0, 0], "2": [1, 1], "3": [6, 6, 6, 6]}
 

@@ -61,7 +61,7 @@ def test_true_speeds_are_found_where_stated_ones_are_wrong(tmp_path: Path) -> No
 
 
 def test_drift_is_followed(tmp_path: Path) -> None:
-    given = {**RUN, "drift": "2.5,40", "rounds": 80, "eval_every": 80}
+    given = {**RUN, "drift": "2.5,40", "rounds": 40, "eval_every": 40}
     stated = api.run(**given, out=tmp_path / "stated")
     adaptive = api.run(**given, speeds="measured", speed_weight=0.8, out=tmp_path / "measured")
     assert late(adaptive, 5) < 0.4 * late(stated, 5)

@@ -27,15 +27,16 @@ def test_in_exact_mode_filters_cost_too_much_for_feddrop() -> None:
 
 
 def test_settings_change_what_they_should() -> None:
-    plain = cost_table("fcnn-mnist", "exact", 2, 10, samples=100, cached=False)
+    plain = cost_table("fcnn-mnist", "exact", 2, 10, samples=100)
     assert [row.operations for row in plain.depths] == [
         10 * (514_600 + 81_000 + 201_000) + 201_610,
         10 * (514_600 + 201_000 + 514_600) + 515_610,
     ]
-    cached = cost_table("fcnn-mnist", "exact", 2, 10, samples=100, momentum=True)
-    # The hidden layer's 400 numbers move from the batch to the cache; momentum is one number per trained one.
+    cached = cost_table("fcnn-mnist", "exact", 2, 10, samples=100, cached=True, held=1)
+    # The batch's 784 inputs are no longer there, the hidden layer's 400 numbers are for all samples; momentum is
+    # one number per trained one.
     difference = cached.depths[0].memory_bytes - plain.depths[0].memory_bytes
-    assert difference == 4 * (400 * 100 - 400 * 10 + 201_610)
+    assert difference == 4 * (400 * 100 - 784 * 10 + 201_610)
 
 
 def test_wrong_settings_are_refused() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def price_of(model: LayeredModel, example: Arrays, batch: int = 6, *, cached: bool = False) -> Price:
-    return Price(model, mode="exact", batch=batch, samples=30, cached=cached, momentum=False, example=example)
+    return Price(model, mode="exact", batch=batch, samples=30, cached=cached, held=0, example=example)
 
 
 class Block(nn.Module):

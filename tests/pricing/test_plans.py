@@ -5,7 +5,8 @@ import pytest
 
 from fedpmt import api
 from fedpmt.devices.fleet import make_fleet
-from fedpmt.simulation.assemble import plan
+from fedpmt.simulation.assemble import make_price, plan
+from fedpmt.simulation.schedule import local_settings
 
 
 def test_many_kinds_are_shown_by_level_and_counted_one_by_one() -> None:
@@ -24,18 +25,25 @@ def test_many_kinds_are_shown_by_level_and_counted_one_by_one() -> None:
     assert table["psi"] == pytest.approx(sum(1 / shares[depth:].sum() for depth in range(4)))
 
 
-def test_memory_is_priced_as_it_is_measured() -> None:
-    """Peak bytes by torch's own allocator, for each depth; the price leaves out what a step makes in passing."""
-    for prefix in ("cache", "recompute"):
-        settings = api.settings_of(
-            {"task": "cnn-cifar10", "data": "synthetic", "prefix": prefix, "samples": 100}
-        )
-        measured = api.profile(settings, repeat=1)
-        priced = api.plan_table(settings.model_copy(update={"levels": "1", "deadline": 1e9}))
-        assert priced["devices"][0]["memory_bytes"] == pytest.approx(
-            measured["depths"][-1]["peak_bytes"], rel=0.35
-        )
-        problem = api.paper_problem_of(settings)
-        planner = plan(settings, problem, make_fleet(settings))
-        for part, row in zip(planner.depths, measured["depths"], strict=True):
-            assert planner.price(part).memory_bytes == pytest.approx(row["peak_bytes"], rel=0.5)
+def test_frozen_layers_outputs_are_kept_where_they_are_used_again() -> None:
+    """`prefix = auto`: training, prices and profiles all ask the settings."""
+    kept = {
+        (prefix, epochs): api.settings_of({"prefix": prefix, "epochs": epochs}).keeps_prefix
+        for prefix in ("auto", "cache", "recompute")
+        for epochs in (1, 2)
+    }
+    assert [case for case, keeps in kept.items() if keeps] == [("auto", 2), ("cache", 1), ("cache", 2)]
+    assert api.settings_of({}).prefix == "auto"
+    for epochs, word in ((1, "recompute"), (2, "cache")):
+        settings = api.settings_of({"epochs": epochs, "data": "synthetic"})
+        assert local_settings(settings).prefix == word
+        assert make_price(settings, api.paper_problem_of(settings)).cached == (word == "cache")
+
+
+def test_a_measured_machine_agrees_with_the_plan() -> None:
+    """One way through the settings: what `fedpmt profile` measures and what `fedpmt plan` says."""
+    settings = api.settings_of({"data": "synthetic", "samples": 100, "epochs": 2})
+    measured = api.profile(settings, repeat=1)["depths"]
+    planner = plan(settings, api.paper_problem_of(settings), make_fleet(settings))
+    priced = [planner.price(part).memory_bytes for part in planner.depths]
+    assert priced == pytest.approx([row["peak_bytes"] for row in measured], rel=0.02)

@@ -40,7 +40,7 @@ def price_of(
         batch=batch or net.batch,
         samples=300,
         cached=cached,
-        momentum=momentum,
+        held=int(momentum),
         example=np.zeros((3, *net.input_shape), "float32"),
         net=net,
     )
@@ -171,27 +171,51 @@ def test_parts_of_equal_sizes_are_measured_once(monkeypatch: pytest.MonkeyPatch)
 
 
 class TestMemory:
-    def test_fcnn_by_hand(self) -> None:
-        price = price_of("fcnn-mnist")
-        weights, hidden = 4 * 515_610, [400, 300, 200, 100]
-        trained = [515_610, 201_610, 81_310, 21_110, 1_010]
-        for frozen in range(5):
-            # Each trained layer keeps its input, each ReLU its output, which is the next layer's input.
-            kept = 4 * 12 * sum(hidden[max(frozen - 1, 0) :])
-            memory = price(depth.suffix(price.structure, frozen, "")).memory
-            # While the frozen layers run: the input and output of the widest of their modules, for a batch.
-            widest = 4 * 12 * max([784 + 400, 400 + 400, 400 + 300][: 2 * frozen], default=0) if frozen else 0
-            received_and_copied = weights + 4 * trained[frozen]
-            assert memory == Memory(received_and_copied, 4 * trained[frozen], kept, 0, 0, widest)
+    """FCNN-MNIST by hand: 784 inputs, layers of 400, 300, 200, 100 and 10, batches of 12, 4 bytes a number."""
 
-    def test_a_cache_holds_the_first_trained_layers_inputs(self) -> None:
-        price = price_of("fcnn-mnist", cached=True, momentum=True)
-        cost = price(depth.suffix(price.structure, 2, ""))
-        weights, cache = 4 * (515_610 + 81_310), 4 * 300 * 300
-        widest = 4 * 64 * (784 + 400)  # 64 samples at a time
-        assert cost.memory == Memory(weights, 4 * 81_310, 4 * 12 * 300, 4 * 81_310, cache, widest)
-        assert cost.memory_bytes == cost.memory.total
-        assert price.full.memory.prefix_cache == 0
+    units = (784, 400, 300, 200, 100, 10)
+    trained = (515_610, 201_610, 81_310, 21_110, 1_010)
+
+    @pytest.mark.parametrize("cached", [False, True])
+    def test_fcnn_by_hand(self, cached: bool) -> None:
+        price = price_of("fcnn-mnist", cached=cached)
+        for frozen in range(5):
+            # Without a cache the batch itself stays, beside what the frozen layers made of it.
+            batch = self.units[frozen] if cached else 784 + (self.units[frozen] if frozen else 0)
+            gradients = 4 * self.trained[frozen]
+            # Outputs of the trained layers, the loss's ten numbers for each sample, and the loss.
+            activations = 4 * 12 * (batch + sum(self.units[frozen + 1 :]) + 10) + 4
+            # Last come the first trained layer's gradients: its error signal is still there, and the loss's two.
+            step = gradients + 4 * 12 * (batch + self.units[frozen + 1]) + 8
+            if frozen == 4 and not cached:
+                step = 4 * 12 * (784 + 400 + 400)  # more than that: the first layer and its ReLU
+            cache = 4 * 300 * self.units[frozen] if cached and frozen else 0
+            # While 64 samples are in the first ReLU, those of an earlier chunk are in the cache.
+            prefix_pass = cache + 4 * 64 * (400 + 400) if cached and frozen else 0
+            received_and_copied = 4 * 515_610 + gradients
+            expected = Memory(received_and_copied, gradients, activations, 0, cache, prefix_pass, step)
+            assert price(depth.suffix(price.structure, frozen, "")).memory == expected
+
+    def test_momentum_is_one_number_for_each_trained_one(self) -> None:
+        plain, moved = (price_of("fcnn-mnist", momentum=momentum).full for momentum in (False, True))
+        assert moved.memory.optimizer == plain.memory.gradients == 4 * 515_610
+        assert moved.memory_bytes == plain.memory_bytes + 4 * 515_610
+
+    def test_few_samples_are_cached_as_they_come_out(self) -> None:
+        """Up to 64 are run at once: their outputs are the cache, and nothing is copied."""
+        net = NETS["fcnn-mnist"]
+        price = Price(
+            build(net, generator(0, "test")),
+            mode="exact",
+            batch=12,
+            samples=50,
+            cached=True,
+            held=0,
+            example=np.zeros((2, *net.input_shape), "float32"),
+        )
+        memory = price(depth.suffix(price.structure, 1, "")).memory
+        assert memory.prefix_cache == 4 * 50 * 400
+        assert memory.prefix_pass == 4 * 50 * (400 + 400)
 
     @pytest.mark.parametrize("task", TASKS)
     def test_grows_with_the_width(self, task: str) -> None:
@@ -256,7 +280,7 @@ class TestPaperMode:
                     batch=2,
                     samples=2,
                     cached=False,
-                    momentum=False,
+                    held=0,
                     example=np.zeros((2, 1, 28, 28), "float32"),
                     net=net,
                 )
@@ -271,7 +295,7 @@ def test_wrong_settings_are_one_line() -> None:
             batch=2,
             samples=2,
             cached=False,
-            momentum=False,
+            held=0,
             example=np.zeros((2, 1, 28, 28), "float32"),
         )
     with pytest.raises(SettingError, match="1 sample is too few"):
@@ -281,7 +305,7 @@ def test_wrong_settings_are_one_line() -> None:
             batch=2,
             samples=2,
             cached=False,
-            momentum=False,
+            held=0,
             example=np.zeros((1, 1, 28, 28), "float32"),
         )
 
@@ -289,5 +313,5 @@ def test_wrong_settings_are_one_line() -> None:
 def test_torch_examples_and_double_precision_are_taken() -> None:
     model = build(NETS["fcnn-mnist"], generator(0, "test"))
     for example in (torch.zeros(5, 1, 28, 28), np.zeros((2, 1, 28, 28))):
-        price = Price(model, mode="exact", batch=12, samples=2, cached=False, momentum=False, example=example)
+        price = Price(model, mode="exact", batch=12, samples=2, cached=False, held=0, example=example)
         assert price.full.operations == 15_278_010

@@ -40,34 +40,36 @@ def device(number: int = 1, outcome: Outcome = "arrived", **values: Any) -> Devi
     )
 
 
-def step(number: int, accuracy: float | None, **values: Any) -> RoundRecord:
+def step(number: int, score: float | None, **values: Any) -> RoundRecord:
     """A round of ten seconds and a hundred bytes, for numbers that are easy to add."""
     plain: dict[str, Any] = {
         "round": number, "virtual_seconds": 10.0 * number, "round_seconds": 10.0, "bytes_up": 100, "bytes_down": 200,
-        "operations": 1000.0, "layers": {"fc1": 1, "fc2": 2}, "devices": (device(1), device(2)), "accuracy": accuracy,
+        "operations": 1000.0, "layers": {"fc1": 1, "fc2": 2}, "devices": (device(1), device(2)), "score": score,
     }  # fmt: skip
     return RoundRecord(**{**plain, **values})
 
 
 def run(
-    accuracies: list[float | None],
+    scores: list[float | None],
     name: str = "run",
     finished: bool = True,
     settings: dict[str, Any] | None = None,
     **changes: Any,
 ) -> RunRecord:
-    steps = tuple(step(number, accuracy) for number, accuracy in enumerate(accuracies, 1))
+    steps = tuple(step(number, score) for number, score in enumerate(scores, 1))
     return wrap(steps, {**(SETTINGS if settings is None else settings), **changes}, name, finished)
 
 
 def wrap(
     steps: tuple[RoundRecord, ...], settings: dict[str, Any], name: str, finished: bool = True
 ) -> RunRecord:
-    known = [one.accuracy for one in steps if one.accuracy is not None]
+    known = [one for one in steps if one.score is not None]
+    last = known[-1] if known else step(0, None)
     result = ResultRecord(
         method=settings.get("method", "?"), task=settings.get("task", "?"),
         seed=settings.get("seed", 0), rounds=len(steps),
-        accuracy=known[-1] if known else None, virtual_seconds=steps[-1].virtual_seconds if steps else 0.0,
+        score=last.score, score_name=last.score_name, maximize=last.maximize,
+        virtual_seconds=steps[-1].virtual_seconds if steps else 0.0,
         bytes_up=sum(one.bytes_up for one in steps), bytes_down=sum(one.bytes_down for one in steps),
         operations=sum(one.operations for one in steps), weights_sha256="0" * 64,
     )  # fmt: skip
@@ -120,12 +122,12 @@ def invented(method: str, partition: str, seed: int, rounds: int = 60, links: bo
                 wasted_operations=sum(one.operations for one in devices if one.outcome != "arrived"),
                 learning_rate=0.05,
                 layers={name: sum(5 - place <= depth for depth in depth) for place, name in enumerate(LAYERS)},
-                devices=devices, accuracy=accuracy, loss=2.3 * (1 - accuracy),
-                accuracy_by_level={
+                devices=devices, score=accuracy, loss=2.3 * (1 - accuracy),
+                score_by_level={
                     str(level): accuracy - 0.03 * (5 - level) * (partition != "iid" and method != "fedpmt")
                     for level in range(1, 6)
                 },
-                accuracy_by_class={str(one): min(1.0, max(0.0, accuracy + draw.gauss(0, 0.03))) for one in range(10)},
+                score_by_class={str(one): min(1.0, max(0.0, accuracy + draw.gauss(0, 0.03))) for one in range(10)},
             )
         )  # fmt: skip
     settings = {**SETTINGS, "method": method, "partition": partition, "seed": seed, "rounds": rounds}

@@ -7,7 +7,7 @@ import matplotlib as mpl
 import pytest
 from report_samples import SETTINGS, comparison, device, run, step, wrap
 
-from fedpmt.report import accuracy, accuracy_by_class, accuracy_by_level, busy, group_runs, layers
+from fedpmt.report import busy, group_runs, layers, score, score_by_class, score_by_level
 from fedpmt.report.drawing import curve, layer_counts
 from fedpmt.report.theme import PALETTE, looks_of, to_svg
 from fedpmt.report.timeline import choose_round, horizon, representatives
@@ -72,7 +72,7 @@ def test_the_axis_reaches_the_slowest_and_survives_a_device_without_end() -> Non
     busy([wrap((late,), SETTINGS, "run")])
 
 
-@pytest.mark.parametrize("draw", [accuracy, busy, layers, accuracy_by_level, accuracy_by_class])
+@pytest.mark.parametrize("draw", [score, busy, layers, score_by_level, score_by_class])
 def test_figures_of_any_runs(draw: object) -> None:
     assert callable(draw)
     before = dict(mpl.rcParams)
@@ -91,7 +91,7 @@ def test_figures_of_any_runs(draw: object) -> None:
 
 
 def test_text_stays_text_in_the_colours_of_the_page() -> None:
-    text = to_svg(accuracy([run([0.5])]), "one", "words")
+    text = to_svg(score([run([0.5])]), "one", "words")
     assert "virtual time" not in text
     assert ">round</text>" in text
     assert "var(--ink, #1b2331)" in text
@@ -101,6 +101,6 @@ def test_text_stays_text_in_the_colours_of_the_page() -> None:
 
 def test_an_unknown_axis_and_no_runs_are_refused() -> None:
     with pytest.raises(SettingError, match="did you mean 'rounds'"):
-        accuracy([run([0.5])], "round")  # type: ignore[arg-type]
+        score([run([0.5])], "round")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="no run to report on"):
         layers([])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpmt.cli.main import program
+from reproduction.__main__ import program
 from reproduction.comparison import (
     FIXED,
     LAYERS,
@@ -72,7 +72,7 @@ def test_words_for_the_same_thing_are_no_correction() -> None:
 
 @pytest.mark.slow
 def test_every_correction_is_argued(tmp_path: Path) -> None:
-    assert program(["reproduce", "comparison", "--out", str(tmp_path)]) == 0
+    assert program(["comparison", "--out", str(tmp_path)]) == 0
     numbers = json.loads((tmp_path / "comparison.json").read_text())
     assert set(numbers["corrected"]) == set(NOTES)
     published = Path(__file__).parents[2] / "docs" / "results" / "comparison.json"

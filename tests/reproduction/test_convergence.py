@@ -36,12 +36,12 @@ def artefact() -> Artefact:
 
 def test_it_can_be_published(artefact: Artefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The versions are known only where the package is installed.
-    monkeypatch.setattr("reproduction.artefact._versions", lambda: ["fedpmt 0"])
+    monkeypatch.setattr("reproduction.artefact.versions", lambda: ["fedpmt 0"])
     paths = publish(artefact, tmp_path)
-    assert {path.suffix for path in paths} == {".md", ".html", ".json", ".png", ".pdf"}
+    assert {path.suffix for path in paths} == {".md", ".html", ".json", ".svg"}
     page = (tmp_path / "convergence.md").read_text()
     assert "Theorem 1 does not cover this case" in page
-    assert "fedpmt reproduce convergence" in page
+    assert "python -m reproduction convergence" in page
     assert "nan" not in page
     assert "inf" not in json.dumps(json.loads((tmp_path / "convergence.json").read_text())["theorem"])
 
@@ -96,6 +96,6 @@ def test_quick_takes_fewer_seeds_and_rounds() -> None:
 @pytest.mark.slow
 def test_the_quick_run() -> None:
     artefact = convergence(quick=True, seeds=range(3))
-    assert artefact.command == "fedpmt reproduce convergence --seeds 0-2 --quick"
+    assert artefact.command == "python -m reproduction convergence --seeds 0-2 --quick"
     assert "far too short" in artefact.text
     assert all(math.isfinite(arm["slope"][0]) for case in artefact.values["rate"] for arm in case["arms"])

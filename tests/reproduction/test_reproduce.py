@@ -1,17 +1,21 @@
-"""`fedpmt reproduce`: each artefact on a small scale, and what its tables say."""
+"""`python -m reproduction`: each artefact on a small scale, and what its tables say."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from fedpmt.cli.main import program
+from fedpmt.cli.main import program as library_program
 from fedpmt.report.quantities import Spread
 from fedpmt.types import SettingError
 from reproduction import accuracy, completion_time, complexity, paper
+from reproduction.__main__ import PAGES, program
 from reproduction.artefact import Artefact, Table, publish
+from reproduction.catalogue import EXPERIMENTS
 from reproduction.claims import Case, Claim, write_verdicts
 from reproduction.completion_time import Estimate
 from reproduction.library import Library
@@ -19,7 +23,7 @@ from reproduction.paper import IID, TWO_CLASSES, Scope
 
 
 def test_every_printed_operation_comes_out(tmp_path: Path) -> None:
-    assert program(["reproduce", "complexity", "--out", str(tmp_path)]) == 0
+    assert program(["complexity", "--out", str(tmp_path)]) == 0
     numbers = json.loads((tmp_path / "complexity.json").read_text())
     assert numbers["as_printed"]
     assert len(numbers["rows"]) == sum(len(rows) for rows in complexity.PRINTED.values()) == 19
@@ -30,9 +34,36 @@ def test_every_printed_operation_comes_out(tmp_path: Path) -> None:
     assert "NO" not in page
 
 
-def test_an_unknown_artefact_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program(["reproduce", "acuracy"]) == 2
-    assert "did you mean 'accuracy'" in capsys.readouterr().err
+def test_an_unknown_page_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program(["acuracy"]) == 2
+    assert capsys.readouterr().err == "reproduction: No such command 'acuracy'. Did you mean 'accuracy'?\n"
+    assert program(["accuracy", "--seeds", "2-x"]) == 2
+    assert capsys.readouterr().err.startswith("reproduction: seeds = '2-x'")
+
+
+@pytest.mark.parametrize("name", ["reproduce", "leaderboard"])
+def test_the_library_has_no_such_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert library_program([name, "--quick"]) == 2
+    assert capsys.readouterr().err == f"fedpmt: No such command '{name}'.\n"
+
+
+def test_every_page_has_a_command_and_help_loads_no_torch() -> None:
+    assert set(PAGES) == set(EXPERIMENTS)
+    code = (
+        "import sys; from reproduction.__main__ import program; "
+        "code = program(sys.argv[1:]); sys.exit(code or 'torch' in sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "studies", "--help"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    for word in ("--draw-only", "--quick", "python -m reproduction studies --quick"):
+        assert word in ended.stdout
 
 
 def test_the_runs_are_the_papers() -> None:
@@ -114,10 +145,13 @@ def test_verdicts_are_collected_from_what_was_published(tmp_path: Path) -> None:
     held = Claim("it is | fast", "IV", [Case("here", True, "2 x")], "nothing")
     open_ = Claim("nobody looked", "IV", [])
     publish(
-        Artefact("accuracy", "Curves", "fedpmt reproduce accuracy", "text", claims=[held, open_]), tmp_path
+        Artefact("accuracy", "Curves", "python -m reproduction accuracy", "text", claims=[held, open_]),
+        tmp_path,
     )
     quick = [Claim("a taste", "IV", [Case("here", True, "1")])]
-    publish(Artefact("studies", "More", "fedpmt reproduce studies --quick", "text", claims=quick), tmp_path)
+    publish(
+        Artefact("studies", "More", "python -m reproduction studies --quick", "text", claims=quick), tmp_path
+    )
     page = write_verdicts(tmp_path)
     assert page is not None
     text = page.read_text()
@@ -133,7 +167,9 @@ def test_verdicts_are_collected_from_what_was_published(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    artefact = Artefact("a", "A", "fedpmt reproduce a", "text", [Table("t", ("x", "y"), [("1", "a|b")])])
+    artefact = Artefact(
+        "a", "A", "python -m reproduction a", "text", [Table("t", ("x", "y"), [("1", "a|b")])]
+    )
     with pytest.raises(SettingError, match="cannot be written"):
         publish(artefact, file / "folder")
     assert "a\\|b" in artefact.markdown()
@@ -147,28 +183,23 @@ def test_figures_of_few_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         accuracy, "panels_of", lambda scope: [("fcnn-mnist", IID), ("fcnn-mnist", TWO_CLASSES)]
     )
     flags = ["--quick", "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work"), "--jobs", "2"]
-    assert program(["reproduce", "accuracy", *flags]) == 0
-    assert program(["reproduce", "completion-time", *flags]) == 0
+    assert program(["accuracy", *flags]) == 0
+    assert program(["completion-time", *flags]) == 0
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"records"} | {
-        f"{name}.{kind}"
-        for name in ("accuracy", "completion-time")
-        for kind in ("md", "html", "json", "png", "pdf")
+        f"{name}.{kind}" for name in ("accuracy", "completion-time") for kind in ("md", "html", "json", "svg")
     }
     before = (tmp_path / "out" / "accuracy.md").read_bytes()
-    assert program(["reproduce", "accuracy", *flags, "--draw-only"]) == 0
+    assert program(["accuracy", *flags, "--draw-only"]) == 0
     assert (tmp_path / "out" / "accuracy.md").read_bytes() == before
     # A page that lacks runs says how it was made.
-    assert program(["reproduce", "accuracy", *flags, "--draw-only", "--seeds", "0-1"]) == 0
+    assert program(["accuracy", *flags, "--draw-only", "--seeds", "0-1"]) == 0
     assert "--seeds 0-1 --quick --draw-only`" in (tmp_path / "out" / "accuracy.md").read_text()
 
 
 @pytest.mark.slow
 def test_quick(tmp_path: Path) -> None:
     """What a newcomer runs: all artefacts on embedded data."""
-    assert (
-        program(["reproduce", "all", "--quick", "--out", str(tmp_path), "--work", str(tmp_path / "work")])
-        == 0
-    )
+    assert program(["all", "--quick", "--out", str(tmp_path), "--work", str(tmp_path / "work")]) == 0
     final = json.loads((tmp_path / "accuracy.json").read_text())["final"]
     assert {row["seeds"] for row in final} == {1}

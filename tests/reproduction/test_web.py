@@ -19,7 +19,7 @@ def artefact() -> Artefact:
     return Artefact(
         "trial",
         "A <trial>",
-        "fedpmt reproduce trial",
+        "python -m reproduction trial",
         "It is **so**, see [studies](studies.md).\n\n- <b>one</b>\n- `two`",
         [
             Table("Numbers", ("method", "value"), [("**FedPMT**", "1 < 2")], "A *note*."),
@@ -39,7 +39,14 @@ def test_the_page_has_all_of_the_artefact_and_needs_nothing_beside_it(tmp_path: 
     assert found.tags["svg"] == 1
     assert {"summary", "figures", "table-1", "table-2", "table-3"} <= set(found.ids)
     words = "".join(found.words)
-    for one in ("A <trial>", "1 < 2", "a | b", "A curve, 1 seed", "it is fast", "fedpmt reproduce trial"):
+    for one in (
+        "A <trial>",
+        "1 < 2",
+        "a | b",
+        "A curve, 1 seed",
+        "it is fast",
+        "python -m reproduction trial",
+    ):
         assert one in words
     # Markup of ours is markup, that of records is text.
     assert "<strong>FedPMT</strong>" in text

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
 import fedpmt
-from fedpmt.data import embedded
+from fedpmt.data.sets import embedded
 from fedpmt.simulation.loop import Federation
 
 if TYPE_CHECKING:

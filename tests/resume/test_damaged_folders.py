@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from killed_runs import interrupted, refused, run, tree
 
-from fedpmt.simulation.checkpoint import write_value
+from fedpmt.simulation.checkpoint import DIGEST, write_value
 from fedpmt.simulation.runner import Totals, exclusive, open_folder
 
 if TYPE_CHECKING:
@@ -131,25 +132,60 @@ def test_a_configuration_cut_short_names_the_file(broken_off: Path) -> None:
     assert f"{path} is not a run's configuration" in refused("--resume", "--out", broken_off)
 
 
-@pytest.mark.parametrize("damage", ["empty", "header", "half", "text", "longer", "json", "metadata", "state"])
+def swapped(content: bytes) -> bytes:
+    """Two different bytes of the weights change places: the file stays a sound safetensors file."""
+    middle = (8 + int.from_bytes(content[:8], "little") + len(content)) // 2
+    other = next(place for place in range(middle, len(content)) if content[place] != content[middle])
+    changed = bytearray(content)
+    changed[middle], changed[other] = changed[other], changed[middle]
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "longer", "flipped", "no checksum"])
 def test_a_damaged_checkpoint(damage: str, broken_off: Path) -> None:
-    """The file is named; nothing is computed from half a state."""
+    """The file is named, with the way out; nothing is computed from a wrong state."""
     path = broken_off / "checkpoint.safetensors"
     content = path.read_bytes()
-    header = b'{"__metadata__": []}'
     path.write_bytes(
         {
             "empty": b"",
-            "header": content[:20],
             "half": content[: len(content) // 2],
-            "text": b"not a checkpoint at all, but long enough for a header",
             "longer": content + b"0",
-            "json": len(header).to_bytes(8, "little") + header,
-            "metadata": content.replace(b"records_length", b"records_lenght", 1),
-            "state": content.replace(b"fedpmt.simulation.runner", b"fedpmt.simulation.runnex", 1),
+            "flipped": swapped(content),
+            "no checksum": content[:-DIGEST],
         }[damage]
     )
     assert path.read_bytes() != content
+    before = tree(broken_off)
+    line = refused(*FLAGS, "--resume", "--out", broken_off)
+    assert f"{path} is damaged: its checksum does not match; delete it to start the run again" in line
+    assert tree(broken_off) == before
+
+
+def test_a_damaged_checkpoint_can_be_deleted(broken_off: Path, tmp_path: Path) -> None:
+    """The line says so: the run then starts again, to the same bits."""
+    whole = tmp_path / "whole"
+    assert run(*FLAGS, "--out", whole).code == 0
+    (broken_off / "checkpoint.safetensors").unlink()
+    assert run(*FLAGS, "--resume", "--out", broken_off).code == 0
+    for name in ("rounds.jsonl", "model.safetensors"):
+        assert (broken_off / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["text", "json", "metadata", "state"])
+def test_a_checkpoint_of_another_form(damage: str, broken_off: Path) -> None:
+    """A checksum that agrees does not make a file a checkpoint of this program."""
+    path = broken_off / "checkpoint.safetensors"
+    content = path.read_bytes()[:-DIGEST]
+    header = b'{"__metadata__": []}'
+    changed = {
+        "text": b"not a checkpoint at all, but long enough for a header",
+        "json": len(header).to_bytes(8, "little") + header,
+        "metadata": content.replace(b"records_length", b"records_lenght", 1),
+        "state": content.replace(b"fedpmt.simulation.runner", b"fedpmt.simulation.runnex", 1),
+    }[damage]
+    assert changed != content
+    path.write_bytes(changed + hashlib.sha256(changed).digest())
     before = tree(broken_off)
     assert str(path) in refused(*FLAGS, "--resume", "--out", broken_off)
     assert tree(broken_off) == before

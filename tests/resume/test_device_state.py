@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpmt.simulation.checkpoint import DeviceStore, read_value, write_value
+from fedpmt.simulation.checkpoint import DIGEST, DeviceStore, read_value, write_value
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -68,6 +68,44 @@ def test_a_missing_state_names_its_file(tmp_path: Path) -> None:
     """As every other file that cannot be read."""
     with pytest.raises(SettingError, match="nowhere cannot be read"):
         read_value(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("part", ["length", "header", "tensors", "checksum"])
+def test_a_flipped_bit_anywhere_is_found(part: str, tmp_path: Path) -> None:
+    """Each part of a device's file is damaged in several places; none of them is read as if it were sound."""
+    store = DeviceStore(tmp_path / "devices")
+    store.write(3, 0, {"weights": torch.arange(20.0), "round": 7})
+    (path,) = tmp_path.rglob("3-0.safetensors")
+    content = path.read_bytes()
+    tensors = 8 + int.from_bytes(content[:8], "little")
+    places = {
+        "length": range(8),
+        "header": range(8, tensors, 5),
+        "tensors": range(tensors, len(content) - DIGEST, 7),
+        "checksum": range(len(content) - DIGEST, len(content)),
+    }[part]
+    for place in places:
+        damaged = bytearray(content)
+        damaged[place] ^= 0x40
+        path.write_bytes(damaged)
+        with pytest.raises(SettingError, match=r"3-0\.safetensors is damaged: its checksum does not match"):
+            store.read(3, 0)
+    path.write_bytes(content)
+    assert store.read(3, 0)["round"] == 7
+
+
+def test_a_file_cut_short_anywhere_is_found(tmp_path: Path) -> None:
+    """Also one that lost everything, or nothing but its checksum."""
+    path = tmp_path / "state"
+    write_value(path, torch.arange(20.0))
+    content = path.read_bytes()
+    for length in (*range(0, len(content), 9), len(content) - DIGEST, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(SettingError, match="state is damaged: its checksum does not match"):
+            read_value(path)
+    path.write_bytes(content + b"0")
+    with pytest.raises(SettingError, match="state is damaged: its checksum does not match"):
+        read_value(path)
 
 
 def test_a_device_goes_back_to_its_last_accepted_round(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from fedpmt.training.adam import Adam, Moments, Stepper
 
 

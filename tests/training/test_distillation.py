@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from fedpmt.training.adam import Adam
 from torch.nn import functional
 
 from fedpmt.models.build import build
@@ -15,7 +16,6 @@ from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL
 from fedpmt.parts.width import narrow_start, thinned
 from fedpmt.seeds import Seeds, generator
-from fedpmt.training.adam import Adam
 from fedpmt.training.batches import CHUNK, channels_last
 from fedpmt.training.distillation import StudentWork, answers, divergence, on_server
 from fedpmt.training.local import LocalSettings, Rng, Run, Site

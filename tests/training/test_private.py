@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from fedpmt.training.private import PrivateWork, epsilon
 
 from fedpmt import api
 from fedpmt.cli.main import program
@@ -20,7 +21,6 @@ from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import Seeds
 from fedpmt.training.local import LocalWork, Outcome, Site, received, train
 from fedpmt.training.objective import CLASSIFICATION
-from fedpmt.training.private import PrivateWork, epsilon
 from fedpmt.types import MODEL, SettingError
 from support import Bench, samples
 

@@ -10,8 +10,10 @@ import typer
 
 from fedpmt.cli import show
 from fedpmt.cli.runs import Json
+from fedpmt.data.registry import DATASETS
 
-app = typer.Typer(help="Data sets: list what is there, fetch what is not.", no_args_is_help=True)
+app = typer.Typer(help="List the data sets, and fetch those that have files.", no_args_is_help=True)
+FETCHED = ", ".join(name for name, dataset in DATASETS.items() if dataset.files)
 Folder = Annotated[
     Path | None, typer.Option(help="Folder of the data files; else FEDPMT_DATA, else the user cache.")
 ]
@@ -19,7 +21,7 @@ Folder = Annotated[
 
 @app.command("list")
 def list_sets(data_dir: Folder = None, as_json: Json = False) -> None:
-    """Say which data sets are there."""
+    """List the data sets and say which are there."""
     from fedpmt.data.sources import status
 
     found = status(data_dir)
@@ -33,7 +35,7 @@ def list_sets(data_dir: Folder = None, as_json: Json = False) -> None:
 
 @app.command()
 def get(
-    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist or cifar10.")],
+    name: Annotated[str, typer.Argument(help=f"One of {FETCHED}.")],
     data_dir: Folder = None,
 ) -> None:
     """Fetch a data set, check it and unpack it."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedpmt import api
 from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
-from fedpmt.cli.runs import Json, Resume, settings_for
+from fedpmt.cli.runs import Json, Resume, request_for
 from fedpmt.records import DeviceRecord, RunRecord
+from fedpmt.report.quantities import score_title
 from fedpmt.types import SettingError, shown_bytes
 
 Out = Annotated[
@@ -86,8 +87,7 @@ def deploy(
         "secagg_range": secagg_range,
     }
     given, own = own_settings(places, given, typed, resume=resume)
-    settings = settings_for({**SMALL, **given} if not resume else given, places.run, resume=resume)
-    api.check(settings)
+    settings = request_for({**SMALL, **given} if not resume else given, places.run, resume=resume).settings
     write(places, settings, own, resume=resume)
     if write_only:
         show.say(f"the app is {places.app}; run it with: flwr run {places.app}")
@@ -106,7 +106,7 @@ def deploy(
     if finished.result is None:
         raise SettingError(f"'{places.run}' is not finished")
     if as_json:
-        print(finished.result.model_dump_json())
+        print(json.dumps(finished.result.as_json()))
         return
     _tables(finished)
 
@@ -116,7 +116,7 @@ def _tables(finished: RunRecord) -> None:
     result = finished.result
     assert result is not None
     shown = {
-        "accuracy": show.percent(result.accuracy),
+        score_title(result.score_name): show.score(result),
         "rounds": str(result.rounds),
         "seconds": show.number(result.virtual_seconds),
         "uploaded": shown_bytes(result.bytes_up),

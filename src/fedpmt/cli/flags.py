@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic_core import PydanticUndefined
 
-from fedpmt.methods.registry import METHODS, fields
 from fedpmt.settings import Settings, read_toml
 from fedpmt.types import SettingError
 
@@ -55,7 +54,28 @@ GROUPS = {
         "speed_weight",
         "options",
     ),
-    "Training": ("epochs", "batch", "lr", "schedule", "momentum", "weight_decay", "rounds", "seed"),
+    "Training": (
+        "epochs",
+        "batch",
+        "lr",
+        "schedule",
+        "warmup",
+        "optimizer",
+        "momentum",
+        "nesterov",
+        "weight_decay",
+        "clip_norm",
+        "rounds",
+        "seed",
+    ),
+    "The server's step": (
+        "server_optimizer",
+        "server_lr",
+        "server_momentum",
+        "server_nesterov",
+        "server_beta2",
+        "server_tau",
+    ),
     "Privacy": ("dp_clip", "dp_noise", "dp_delta"),
     "The run": (
         "workers",
@@ -138,7 +158,9 @@ def _metavar(name: str, annotation: Any) -> str:
     if name in METAVARS:
         return METAVARS[name]
     if typing.get_origin(annotation) is Literal:
-        return "|".join(typing.get_args(annotation))
+        return "|".join(choice for choice in typing.get_args(annotation) if choice != "custom")
+    if annotation is bool:
+        return "true|false"
     kinds = [kind for kind in typing.get_args(annotation) if kind is not types.NoneType] or [annotation]
     return {int: "N", float: "X", Path: "PATH"}.get(kinds[0], "NAME")
 
@@ -172,23 +194,3 @@ def _options(texts: Sequence[str]) -> dict[str, str]:
             raise SettingError(f"set = '{text}' is refused: write METHOD.KEY=VALUE")
         options[key.strip()] = value.strip()
     return options
-
-
-def options_for(method: str, options: Mapping[str, Any], others: Sequence[str] = ()) -> dict[str, Any]:
-    """The options meant for one method: METHOD.KEY, `method.KEY`, or a bare KEY.
-
-    >>> options_for("feddrop", {"feddrop.scope": "all", "scaling": "true"})
-    {'scope': 'all', 'scaling': 'true'}
-    """
-    chosen = {}
-    for key, value in options.items():
-        owner, dot, name = key.rpartition(".")
-        if not dot and name not in fields(method) and any(name in fields(other) for other in others):
-            continue  # meant for another of the methods that are compared
-        if not dot or owner in (method, "method"):
-            chosen[name] = value
-        elif owner not in others:
-            raise SettingError.unknown(
-                "set: method", owner, [method, *others] if owner in METHODS else METHODS
-            )
-    return chosen

@@ -11,7 +11,7 @@ import click
 import typer
 
 from fedpmt import __version__
-from fedpmt.cli import data, deploy, prices, report, reproduce, runs
+from fedpmt.cli import data, deploy, prices, report, runs
 from fedpmt.cli.interrupt import interruptible
 from fedpmt.cli.show import say
 from fedpmt.types import SettingError
@@ -34,8 +34,6 @@ app.command()(prices.profile)
 app.command()(runs.methods)
 app.add_typer(data.app, name="data")
 app.command()(report.report)
-app.command()(reproduce.reproduce)
-app.command()(reproduce.leaderboard)
 app.command()(deploy.deploy)
 
 
@@ -61,33 +59,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def program(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; wrong input is one line on standard error and exit code 2, never a traceback."""
-    command = typer.main.get_command(app)
+    """Run `fedpmt` and return its exit code."""
+    return run_app(app, "fedpmt", arguments)
+
+
+def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run a program; wrong input is one line on standard error and exit code 2, never a traceback.
+
+    Args:
+        app: The commands.
+        name: What a user types to start it, e.g. `python -m benchmarks`.
+        arguments: What follows the name; by default those of this process.
+
+    Returns:
+        The exit code.
+    """
+    command, short = typer.main.get_command(app), name.rpartition(" ")[2]
     try:
         with interruptible():
             code = command.main(
-                list(arguments) if arguments is not None else None, prog_name="fedpmt", standalone_mode=False
+                list(arguments) if arguments is not None else None, prog_name=name, standalone_mode=False
             )
         sys.stdout.flush()
         return int(code or 0)
     except SettingError as error:
-        say(f"fedpmt: {_one_line(error)}")
+        say(f"{short}: {_one_line(error)}")
         return WRONG_INPUT
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.message)
         return 0
     except click.UsageError as error:
-        say(f"fedpmt: {_one_line(error.format_message())}")
+        say(f"{short}: {_one_line(error.format_message())}")
         return WRONG_INPUT
     except (KeyboardInterrupt, click.Abort):
-        say("fedpmt: interrupted")
+        say(f"{short}: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         # The reader has left; nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ArithmeticError, MemoryError, OSError) as error:
-        say(f"fedpmt: {_one_line(error) or type(error).__name__}")
+        say(f"{short}: {_one_line(error) or type(error).__name__}")
         return FAILED
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,9 +13,9 @@ import typer
 
 from fedpmt import api, records
 from fedpmt.cli import show
-from fedpmt.cli.flags import options_for, with_settings
+from fedpmt.cli.flags import with_settings
 from fedpmt.methods.registry import METHODS, fields, method_class
-from fedpmt.records import RunRecord
+from fedpmt.records import ResultRecord, RunRecord
 from fedpmt.report import tables
 from fedpmt.report.budgets import ACTIONS, BudgetRow, budgets
 from fedpmt.settings import Settings
@@ -55,19 +56,21 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one method on a fleet of unequal devices. Without flags: FedPMT on embedded MNIST."""
-    settings = settings_for(given, out, resume=resume)
+    request = request_for(given, out, resume=resume)
+    settings = request.settings
     if dry_run:
-        _predict(settings, out or RUNS, as_json=as_json)
+        _predict(request, out or RUNS, as_json=as_json)
         return
     folder = out or _folder(settings, resume=resume)
-    finished = _run(folder, settings, resume=resume)
+    with watched(request, folder) as (on_start, on_round):
+        finished = api.start(request, folder, resume=resume, on_round=on_round, on_start=on_start)
     if as_json:
-        print(_result(finished))
+        print(json.dumps(_result(finished).as_json()))
         return
     show.table(
         f"{settings.method} on {settings.data}, {settings.partition}",
         ("", "value"),
-        show.as_rows(json.loads(_result(finished))),
+        show.as_rows(show.result_fields(_result(finished))),
     )
     _show_budgets(budgets([finished]))
 
@@ -83,34 +86,26 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run several methods on the same data, fleet, budgets and seeds, and compare them."""
-    given = api.with_public(given, methods)
-    plans = [
-        settings_for({**given, "method": method, "seed": seed}, None, resume=False, others=methods)
-        for seed in parse_seeds(seeds)
-        for method in methods
-    ]
-    if len({plan.method for plan in plans}) < len(methods):
+    if len(set(methods)) < len(methods):
         raise SettingError("compare: a method is named twice")
-    for plan in plans:
-        api.check(plan)
+    chosen = parse_seeds(seeds)
+    requests = api.compare_requests(methods, chosen, given)
     if dry_run:
-        for plan in plans:
-            _predict(plan, out or RUNS, as_json=as_json)
+        for _, request in requests:
+            _predict(request, out or RUNS, as_json=as_json)
         return
-    first = plans[0]
-    parent = out or RUNS / _slug(f"compare-{first.task}-{first.data}-{first.partition}")
-    folders = [parent / f"{plan.method}-seed{plan.seed}" for plan in plans]
-    if not resume and any((folder / records.CONFIG).exists() for folder in folders):
+    first = requests[0][1].settings
+    parent = out or RUNS / api.slug(f"compare-{first.task}-{first.data}-{first.partition}")
+    if not resume and any((parent / name / records.CONFIG).exists() for name, _ in requests):
         if out is not None:
             raise SettingError(
                 f"out = '{parent}' already holds runs; continue them with --resume or name another folder"
             )
         parent = _fresh(parent)
-        folders = [parent / folder.name for folder in folders]
-    finished = [_run(folder, plan, resume=resume) for folder, plan in zip(folders, plans, strict=True)]
+    finished = api.compare(methods, seeds=chosen, out=parent, resume=resume, watch=watched, **given)
     spent = budgets(finished)
     if as_json:
-        document: dict[str, Any] = {"runs": [json.loads(_result(one)) for one in finished]}
+        document: dict[str, Any] = {"runs": [_result(one).as_json() for one in finished]}
         if spent:
             document["budget"] = [dataclasses.asdict(row) for row in spent]
         print(json.dumps(document))
@@ -121,9 +116,9 @@ def compare(
         list(summary[0]),
         [list(row.values()) for row in summary],
     )
-    targets = (first.target,) if first.target else tables.default_targets(finished)
-    if targets:
-        reached = sorted(tables.time_to_target(finished, targets), key=lambda row: row.target)
+    targets = None if first.target is None else (first.target,)
+    reached = sorted(tables.time_to_target(finished, targets), key=lambda row: row.target)
+    if reached:
         rows = [row.texts() for row in reached]
         show.table("Time to target", list(rows[0]), [list(row.values()) for row in rows], left=2)
     _show_budgets(spent)
@@ -161,44 +156,35 @@ def methods(as_json: Json = False) -> None:
     )
 
 
-def settings_for(
-    given: dict[str, Any], out: Path | None, *, resume: bool, others: list[str] | None = None
-) -> Settings:
+def request_for(given: dict[str, Any], out: Path | None, *, resume: bool) -> api.Request:
     """What was typed, over the stored settings of the run that is resumed."""
     stored = records.read_config(out) if resume and out is not None and out.is_dir() else None
     method = given.get("method") or (stored or {}).get("method") or Settings.model_fields["method"].default
-    options = options_for(method, given.get("options", {}), others or ())
+    options = api.options_for(method, given.get("options", {}))
     if stored is not None:
         given = {**stored, **given}
         kept = stored.get("options")
         options = {**(kept if isinstance(kept, dict) else {}), **options}
-    return api.settings_of({**given, "options": options})
+    return api.make_request(method, {**given, "options": options})
 
 
-def _run(folder: Path, settings: Settings, *, resume: bool) -> RunRecord:
+@contextlib.contextmanager
+def watched(request: api.Request, folder: Path) -> Iterator[tuple[Callable[[], None], api.OnRound]]:
+    """Say where a run's records go once it starts, and show its progress."""
+    settings = request.settings
+    name = f"{settings.method}, seed {settings.seed}"
     try:
-        with show.progress(f"{settings.method} seed {settings.seed}", settings.rounds) as on_round:
-            return api.run_in(
-                folder,
-                settings,
-                lambda: api.paper_problem_of(settings),
-                resume=resume,
-                on_round=on_round,
-                on_start=lambda: show.say(f"{settings.method}, seed {settings.seed}: {folder}"),
-            )
+        with show.progress(name, settings.rounds) as on_round:
+            yield lambda: show.say(f"{name}: {folder}"), on_round
     except KeyboardInterrupt:
         show.say(f"interrupted; continue with --resume --out {folder}")
         raise
 
 
-def _result(finished: RunRecord) -> str:
+def _result(finished: RunRecord) -> ResultRecord:
     if finished.result is None:
         raise SettingError(f"'{finished.folder}' is not finished")
-    return finished.result.model_dump_json()
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^\w.]+", "-", text).strip("-")
+    return finished.result
 
 
 def _fresh(folder: Path) -> Path:
@@ -212,7 +198,7 @@ def _fresh(folder: Path) -> Path:
 
 def _folder(settings: Settings, *, resume: bool) -> Path:
     """A new folder under runs/; to resume, the latest there with these settings."""
-    base = RUNS / _slug(
+    base = RUNS / api.slug(
         f"{settings.method}-{settings.task}-{settings.data}-{settings.partition}-seed{settings.seed}"
     )
     if resume and RUNS.is_dir():
@@ -228,9 +214,8 @@ def _folder(settings: Settings, *, resume: bool) -> Path:
     return _fresh(base)
 
 
-def _predict(settings: Settings, folder: Path, *, as_json: bool) -> None:
-    api.check(settings)
-    prediction = api.predict(settings, folder)
+def _predict(request: api.Request, folder: Path, *, as_json: bool) -> None:
+    settings, prediction = request.settings, api.predict(request, folder)
     if as_json:
         print(json.dumps(prediction))
         return

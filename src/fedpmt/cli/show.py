@@ -21,10 +21,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from fedpmt.report.quantities import score_title
+
 if TYPE_CHECKING:
-    from fedpmt.records import RoundRecord
+    from fedpmt.records import ResultRecord, RoundRecord
     from fedpmt.simulation.loop import OnRound
-    from reproduction.library import Standing
 
 PLAIN_SECONDS = 5.0
 """Without a terminal a line is printed this often."""
@@ -58,80 +59,18 @@ def progress(label: str, rounds: int) -> Iterator[OnRound]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
+        TextColumn("{task.fields[score]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(label, total=rounds, accuracy="")
+        task = bar.add_task(label, total=rounds, score="")
 
         def on_round(record: RoundRecord) -> None:
-            shown = {} if record.accuracy is None else {"accuracy": f"accuracy {record.accuracy:.1%}"}
-            bar.update(task, completed=record.round, **shown)  # type: ignore[arg-type]
+            shown: dict[str, Any] = {} if record.score is None else {"score": named_score(record)}
+            bar.update(task, completed=record.round, **shown)
 
         yield on_round
-
-
-@contextmanager
-def whole(runs: int) -> Iterator[Callable[[Standing], None]]:
-    """Shows how far many runs are: done, running, time left."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _standings()
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[done]} of {task.fields[runs]} runs"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=1.0, done=0, runs=runs, left="")
-
-        def report(standing: Standing) -> None:
-            running = ", ".join(standing.running)
-            bar.update(
-                task,
-                completed=standing.share,
-                description=running if len(running) < 60 else f"{len(standing.running)} running",
-                done=standing.done,
-                left=_left(standing.left),
-            )
-
-        yield report
-
-
-def _standings() -> Callable[[Standing], None]:
-    last = -PLAIN_SECONDS
-
-    def report(standing: Standing) -> None:
-        nonlocal last
-        if standing.seconds - last < 6 * PLAIN_SECONDS and standing.done < standing.runs:
-            return
-        last = standing.seconds
-        running = f", running {', '.join(standing.running)}" if standing.running else ""
-        say(
-            f"{standing.done} of {standing.runs} runs, {standing.seconds:.0f} s, {_left(standing.left)}{running}"
-        )
-
-    return report
-
-
-def _left(seconds: float | None) -> str:
-    return "" if seconds is None else f"about {_clock(seconds)} left"
-
-
-def _clock(seconds: float) -> str:
-    """A time a person waits.
-
-    >>> _clock(59), _clock(3700)
-    ('59 s', '62 min')
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _lines(label: str, rounds: int) -> OnRound:
@@ -146,10 +85,10 @@ def _lines(label: str, rounds: int) -> OnRound:
         if now - last < PLAIN_SECONDS and record.round < rounds:
             return
         last = now
-        accuracy = "" if record.accuracy is None else f", accuracy {record.accuracy:.1%}"
+        score = "" if record.score is None else f", {named_score(record)}"
         done = record.round - first_round + 1
         left = (now - begun) / done * (rounds - record.round)
-        say(f"{label}: round {record.round}/{rounds}{accuracy}, {now - begun:.0f} s, about {left:.0f} s left")
+        say(f"{label}: round {record.round}/{rounds}{score}, {now - begun:.0f} s, about {left:.0f} s left")
 
     return on_round
 
@@ -162,6 +101,26 @@ def number(value: float | None, digits: int = 1) -> str:
 def percent(value: float | None) -> str:
     """A share."""
     return "-" if value is None else f"{value:.1%}"
+
+
+def score(record: RoundRecord | ResultRecord) -> str:
+    """A score: in percent if it is an accuracy, else as a plain number."""
+    if record.score is None or record.accuracy is not None:
+        return percent(record.accuracy)
+    return f"{record.score:.4g}"
+
+
+def named_score(record: RoundRecord | ResultRecord) -> str:
+    """A score with its name."""
+    return f"{record.score_name} {score(record)}"
+
+
+def result_fields(result: ResultRecord) -> dict[str, Any]:
+    """What a run ended with, its score under its own name."""
+    values = {**result.model_dump(mode="json"), "score": score(result)}
+    title = score_title(result.score_name)
+    hidden = ("score_name", "maximize")
+    return {title if key == "score" else key: value for key, value in values.items() if key not in hidden}
 
 
 def as_rows(values: dict[str, Any]) -> list[list[str]]:

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedpmt.types import Examples
 
 
@@ -52,6 +52,8 @@ class FederatedData(ABC):
 
 def count_labels(targets: object, classes: int | None) -> np.ndarray | None:
     """Samples per class; None where targets are not one class per sample."""
+    import numpy as np
+
     if classes is None or not isinstance(targets, np.ndarray) or targets.ndim != 1:
         return None
     return np.bincount(targets, minlength=classes)

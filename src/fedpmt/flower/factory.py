@@ -88,13 +88,14 @@ def serve(
     """All rounds, or those that are missing, with a checkpoint after each."""
     from fedpmt.flower.pulling import one_by_one  # it loads much of Flower, and nodes load this module
 
-    check(settings)
+    check(settings, score_name=None)
     method = method_of(settings)
     refuse_uncarried(method, settings.method)
     refuse_unsummed(method, settings, deployment)
     # On a device's time a round's checkpoint costs nothing.
     settings = settings.model_copy(update={"checkpoint_seconds": 0.0})
     problem = make(settings)
+    records.check_target(settings.target, problem.objective.score_name)
     if method.traits.needs_public and problem.data.public is None:
         raise SettingError(
             f"method = '{settings.method}' is refused: the server's data has no public samples"

@@ -11,14 +11,15 @@ from fedpmt.flower.node_data import NodeData
 from fedpmt.models.layered import layered
 from fedpmt.simulation.problem import Problem
 from fedpmt.training.batches import placed
-from fedpmt.training.objective import CLASSIFICATION, Objective
+from fedpmt.training.objective import make_objective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from fedpmt.settings import Settings
+    from fedpmt.training.objective import Loss, Metric
     from fedpmt.types import Arrays, Examples
 
 
@@ -29,8 +30,9 @@ def node_problem(
     test: tuple[Arrays, Arrays],
     shard: Callable[[int], tuple[Arrays, Arrays]],
     layers: Sequence[str] | None = None,
-    loss: Callable[[Tensor, Arrays], Tensor] | None = None,
-    metric: Callable[[Tensor, Arrays], Tensor] | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    maximize: bool = True,
 ) -> Problem:
     """A problem for `apps`. The server tests on `test`; `shard(device)` is called on that device's node alone.
 
@@ -43,5 +45,5 @@ def node_problem(
 
     data = NodeData(tested.test, examples, settings.devices, tested.classes)
     example = placed(tested.test.take(np.arange(2) % len(tested.test))).inputs
-    objective = Objective(loss or CLASSIFICATION.loss, metric or CLASSIFICATION.score)
+    objective = make_objective(loss, metric, maximize=maximize)
     return Problem(layered(model, layers=layers, example=example), data, objective)

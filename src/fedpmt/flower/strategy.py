@@ -148,8 +148,8 @@ class MethodStrategy(Strategy):
         record = self.journal.add(progress, self._collector.noted(record))
         self._round = None
         shown = {"replies": sum(found is not None for _, _, found in judged), "asked": len(asked)}
-        accuracy = {} if record.accuracy is None else {"accuracy": record.accuracy}
-        return None, MetricRecord({**shown, **accuracy})
+        score = {} if record.score is None else {record.score_name: record.score}
+        return None, MetricRecord({**shown, **score})
 
     def _answer(self, one: Assignment, answers: dict[str, Message]) -> Message | None:
         sent = self._sent.get(one.device.id)

@@ -223,11 +223,13 @@ class FedDF(Method[Fusion, None]):
         return best, done
 
     def score(self, server: Server, tensors: Tensors) -> float | None:
-        """Accuracy on the validation data."""
+        """The score on the validation data, negative where lower is better."""
         if server.validation is None:
             return None
         outputs = answers(server.site.models[GLOBAL], tensors, server.validation)
-        return float(server.site.objective.score(outputs, server.validation.targets).mean())
+        objective = server.site.objective
+        mean = float(objective.score(outputs, server.validation.targets).mean())
+        return mean if objective.maximize else -mean
 
     def predictor(self, state: Fusion) -> Predictor:
         return Predictor("global", GLOBAL, state.tensors)

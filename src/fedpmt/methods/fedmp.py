@@ -33,7 +33,6 @@ from fedpmt.parts.width import (
 )
 from fedpmt.pricing.matching import largest_rate
 from fedpmt.training.local import LocalWork
-from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.training.server import REPLACE, ServerOptimizer
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpmt.models.structure import Structure
+    from fedpmt.training.messages import Client, Reply, Task
 
 FORGOTTEN = 1e-12
 """A weight λ^(t - s) that no sum would show."""

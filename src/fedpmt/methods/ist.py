@@ -24,13 +24,13 @@ from fedpmt.parts.width import (
     without_buffers,
 )
 from fedpmt.pricing.matching import rate_within
-from fedpmt.training.local import LocalWork
 from fedpmt.training.scaled import ScaledWork
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Predictor, Round
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Part
+    from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client
 
 

@@ -25,7 +25,6 @@ from fedpmt.parts.mask import rearranged
 from fedpmt.parts.part import GLOBAL, WHOLE, Mask, Part, place, take, travelling_shapes
 from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.pricing.matching import largest_rate
-from fedpmt.resources import Resources
 from fedpmt.training.local import LocalWork, Outcome
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.types import MODEL
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Extra, Selection
+    from fedpmt.resources import Resources
     from fedpmt.training.local import Job, PriceOf, Reach, Rng, Run
     from fedpmt.types import Examples
 

@@ -43,6 +43,13 @@ def method_class(name: str) -> type[Method[Any, Any]]:
     return found
 
 
+def name_of(method: Method[Any, Any]) -> str:
+    """The name by which a run's record calls a method: the registered one, or module:Class."""
+    home = type(method).__module__, type(method).__qualname__
+    known = next((name for name, place in METHODS.items() if place == home), None)
+    return known or ":".join(home)
+
+
 def fields(name: str) -> dict[str, tuple[Any, Any]]:
     """The settings of a method: name -> (type, default)."""
     cls = method_class(name)

@@ -25,7 +25,7 @@ from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.training.local import LocalWork, Outcome
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.training.optimizers import SGD
-from fedpmt.training.server import REPLACE, ServerOptimizer, ServerSGD
+from fedpmt.training.server import REPLACE, ServerOptimizer, make_server
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class Scaffold(Method[Variates, Control]):
     def step(self) -> ServerOptimizer:
         """x <- x + η_g (mean of y_i - x); or the server's own optimizer, which has a rate itself."""
         plain = self.server == REPLACE and self.server_rate != 1
-        return ServerSGD(self.server_rate) if plain else self.server
+        return make_server("sgd", self.server_rate) if plain else self.server
 
     def init(self, setup: Setup) -> Variates:
         import torch

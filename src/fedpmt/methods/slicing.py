@@ -10,7 +10,6 @@ from fedpmt.methods.averaging import Averaged, PartAveraging, Weight, send
 from fedpmt.methods.base import Traits, acts, require
 from fedpmt.parts.width import HIDDEN, of_classes, thinned, without_buffers
 from fedpmt.pricing.matching import rate_within
-from fedpmt.training.local import LocalWork
 from fedpmt.training.scaled import ScaledWork
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from fedpmt.methods.base import Predictor, Round
     from fedpmt.parts.part import Part
+    from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Client, Task
 
 HALVING = (1.0, 0.5, 0.25, 0.125, 0.0625)

@@ -22,6 +22,7 @@ class Net:
     filters: tuple[int, ...]
     hidden: tuple[int, ...]
     classes: int
+    data: str  # the data set that the paper trains it on
     batch: int  # the batch size of the paper's complexity table
     depths: tuple[int, ...]  # the paper's |I|, larger first
 
@@ -34,9 +35,9 @@ class Net:
 NETS = {
     net.name: net
     for net in (
-        Net("fcnn-mnist", (1, 28, 28), (), (400, 300, 200, 100), 10, batch=12, depths=(4, 2)),
-        Net("cnn-mnist", (1, 28, 28), (8, 16), (128,), 10, batch=12, depths=(4, 2)),
-        Net("cnn-cifar10", (3, 32, 32), (16, 32), (500, 300), 10, batch=20, depths=(5, 2)),
+        Net("fcnn-mnist", (1, 28, 28), (), (400, 300, 200, 100), 10, "mnist", batch=12, depths=(4, 2)),
+        Net("cnn-mnist", (1, 28, 28), (8, 16), (128,), 10, "mnist", batch=12, depths=(4, 2)),
+        Net("cnn-cifar10", (3, 32, 32), (16, 32), (500, 300), 10, "cifar10", batch=20, depths=(5, 2)),
     )
 }
 

@@ -9,20 +9,27 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a device holds at the peak of one local round."""
+    """Bytes that a device holds in one local round, trained by PyTorch.
 
-    weights: int  # as received, and the copy of what is trained
+    Counted are the tensors of the round. Not counted are the device's own samples, which it has anyway, the code,
+    and the module, which only lends its forward pass. Compiled code (`executor = auto`) has fewer and smaller buffers.
+
+    >>> Memory(10, 4, 5, optimizer=4, prefix_cache=20, prefix_pass=23, step=8).total
+    42
+    """
+
+    weights: int  # as received, with copies of what is trained and of the buffers
     gradients: int
-    activations: int  # kept for the backward pass, for one batch
+    activations: int  # what the backward pass of one batch begins with: the batch, and what autograd keeps
     optimizer: int  # momentum, and what else a method holds all along
     prefix_cache: int = 0  # outputs of the frozen layers for all of the device's samples
-    prefix_pass: int = 0  # the widest layer while the frozen layers run
+    prefix_pass: int = 0  # the most held while they are computed
+    step: int = 0  # the most held at once in one step: activations, gradients and temporary buffers
 
     @property
     def total(self) -> int:
-        """The larger of its two phases: running the frozen layers, and training the others."""
-        training = self.gradients + self.activations + self.optimizer
-        return self.weights + self.prefix_cache + max(training, self.prefix_pass)
+        """The peak: the larger of its two phases, running the frozen layers and training the others."""
+        return self.weights + max(self.optimizer + self.prefix_cache + self.step, self.prefix_pass)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast, get_args
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from fedpmt.data.registry import DATASETS
 from fedpmt.models.build import build
 from fedpmt.models.nets import net as find_net
 from fedpmt.parts import depth
@@ -16,7 +17,6 @@ from fedpmt.pricing.matching import match_keep
 from fedpmt.pricing.paper import dropped_operations
 from fedpmt.pricing.price import Mode, Price
 from fedpmt.seeds import generator
-from fedpmt.settings import DEFAULTS
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def cost_table(
     batch: int | None = None,
     *,
     samples: int | None = None,
-    cached: bool = True,
+    cached: bool = False,
     held: int = 0,
 ) -> CostTable:
     """The table of one of the paper's nets, with the paper's batch size and |I| where none is given."""
@@ -85,7 +85,7 @@ def cost_table(
         model,
         mode=_mode(mode),
         batch=net.batch if batch is None else batch,
-        samples=DEFAULTS[task.rpartition("-")[2]].samples if samples is None else samples,
+        samples=DATASETS[net.data].defaults.samples if samples is None else samples,
         cached=cached,
         held=held,
         example=np.zeros((2, *net.input_shape), dtype=np.float32),
@@ -101,7 +101,7 @@ def model_table(
     batch: int,
     samples: int,
     depths: int | None = None,
-    cached: bool = True,
+    cached: bool = False,
     held: int = 0,
     task: str = "model",
 ) -> CostTable:

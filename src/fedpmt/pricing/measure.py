@@ -1,20 +1,23 @@
-"""One forward and backward pass of a part, exactly as training runs it, with everything counted."""
+"""One training step of a part, as `training.local` runs it by autograd, with everything counted.
+
+Operations are counted with two samples. Memory is measured with two and with four, and extrapolated: weights,
+gradients and running statistics do not grow with the batch, activations do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from fedpmt.parts.depth import frozen_prefix, mask
 from fedpmt.parts.part import WHOLE, place, take
 from fedpmt.pricing.count import NoFastPath, OperationCounter, storage_of
+from fedpmt.pricing.footprint import Footprint, Timeline
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -28,16 +31,19 @@ SAMPLES = 2
 
 @dataclass(frozen=True)
 class Measurement:
-    """Multiply-adds and bytes of one sample."""
+    """Multiply-adds of one sample, and the bytes that any number of samples hold."""
 
     forward: Mapping[str, float]  # by layer
     gradient: float  # weight gradients of the trained tensors
     backward: float  # gradient plus error signals
-    activation_bytes: float  # saved for the backward pass, inputs and weights apart
-    hidden_bytes: float  # the output of the frozen prefix, where the model can be run in halves
-    prefix_bytes: float = (
-        0.0  # input and output of the widest module of the frozen prefix, which live together
-    )
+    step: Timeline  # of one training step: the gathered batch, activations, gradients, temporary buffers
+    kept: int  # the operation of the step after which the backward pass begins
+    prefix: Timeline | None  # of the frozen layers run for the cache; None where nothing is cached
+    hidden_bytes: float = 0.0  # of one sample in the cache
+
+    def activations(self, samples: int) -> int:
+        """Bytes that the backward pass of so many samples begins with, their batch included."""
+        return self.step.at(self.kept, samples) if len(self.step.each) else 0
 
 
 def two_samples(example: Arrays) -> Arrays:
@@ -57,74 +63,110 @@ def two_samples(example: Arrays) -> Arrays:
 def measure(
     model: LayeredModel, tensors: Tensors, part: Part, inputs: Arrays, *, cached: bool
 ) -> Measurement:
-    """Run two samples through the part; `model` is in use meanwhile, `tensors` stay as they are.
-
-    A cached prefix's output is not counted among the activations: it is read from the cache.
-    """
+    """Run two samples through the part; `model` is in use meanwhile, `tensors` stay as they are."""
     structure = model.structure
     trains = [name for name in structure.parameters if name in part.trained]
     local = {name: _local(tensors[name], part, name).clone() for name in structure.tensors}
     for name in trains:
         local[name].requires_grad_()
+    model.set_training([bool(on) for on in mask(structure, part)])
+    cut = frozen_prefix(structure, part)
+    if not model.composable or cut == len(structure.layers):
+        cut = 0
+    # Dropout draws from torch's global generator: it is put back, so that pricing never changes a run.
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        counts = _count(model, local, trains, inputs, cut)
+        few, many = (
+            _hold(model, local, trains, gathered, cut, cached=cached) for gathered in (inputs, _twice(inputs))
+        )
+    numbers = (SAMPLES, 2 * SAMPLES)
+    prefix = None
+    if few.prefix is not None and many.prefix is not None:
+        prefix = Timeline.through(few.prefix, many.prefix, numbers)
+    step = Timeline.through(few.step, many.step, numbers)
+    return Measurement(*counts, step, min(few.kept, len(step.each) - 1), prefix, few.hidden_bytes / SAMPLES)
+
+
+def _count(
+    model: LayeredModel, local: Tensors, trains: list[str], inputs: Arrays, cut: int
+) -> tuple[dict[str, float], float, float]:
+    """Multiply-adds of one sample: forward by layer, of the weight gradients, and of the whole backward pass."""
+    structure = model.structure
     owners = {storage_of(tensor): name for name, tensor in local.items() if tensor.numel()}
     layer_of = {name: layer.name for layer in structure.layers for name in layer.tensors}
     first = structure.layers[0].name
     forward, backward = OperationCounter(owners, layer_of, first), OperationCounter(owners, layer_of, first)
-    saved: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        saved[storage_of(tensor)] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    model.set_training([bool(on) for on in mask(structure, part)])
-    cut = frozen_prefix(structure, part)
-    hidden: Tensor | None = None
-    # Dropout draws from torch's global generator: it is put back, so that pricing never changes a run.
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), NoFastPath():
-        with forward, saved_tensors_hooks(note, lambda tensor: tensor):
-            if model.composable and 0 < cut < len(structure.layers):
-                hidden = model.prefix(cut, local, inputs)
-                outputs = model.suffix(cut, local, hidden)
-            else:
-                outputs = model.forward(local, inputs)
-        reached: list[str] = []
+    reached: list[str] = []
+    with NoFastPath():
+        with forward:
+            outputs = _outputs(model, local, inputs, cut)
         if outputs.requires_grad:
             total = outputs.sum()
             with backward:
                 gradients = torch.autograd.grad(total, [local[name] for name in trains], allow_unused=True)
             reached = [name for name, gradient in zip(trains, gradients, strict=True) if gradient is not None]
-
-    given = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
-    if cached and hidden is not None:
-        given.append(hidden)
-    apart = owners.keys() | {storage_of(tensor) for tensor in given}
-    return Measurement(
-        forward={layer.name: forward.by_layer[layer.name] / SAMPLES for layer in structure.layers},
-        gradient=sum(forward.by_tensor[name] for name in reached) / SAMPLES,
-        backward=backward.total / SAMPLES,
-        activation_bytes=sum(size for storage, size in saved.items() if storage not in apart) / SAMPLES,
-        hidden_bytes=hidden.untyped_storage().nbytes() / SAMPLES if hidden is not None else 0,
-        prefix_bytes=_widest(model, cut, local, inputs) / SAMPLES if hidden is not None else 0,
+    return (
+        {layer.name: forward.by_layer[layer.name] / SAMPLES for layer in structure.layers},
+        sum(forward.by_tensor[name] for name in reached) / SAMPLES,
+        backward.total / SAMPLES,
     )
 
 
-@torch.no_grad()
-def _widest(model: LayeredModel, cut: int, tensors: Tensors, inputs: Arrays) -> float:
-    """The most bytes that the input and output of one module of the prefix take together."""
-    widest = 0
-    sizes: list[int] = []
-    hooks = [
-        module.register_forward_hook(
-            lambda _m, _i, output: sizes.append(output.numel() * output.element_size())
-        )
-        for _, module in model.modules_of(0, cut)
-    ]
-    model.prefix(cut, tensors, inputs)
-    for hook in hooks:
-        hook.remove()
-    for before, after in pairwise([0, *sizes]):
-        widest = max(widest, before + after)
-    return widest
+@dataclass
+class _Held:
+    """Bytes held after each operation of a local round with so many samples, the weights apart."""
+
+    step: list[int]
+    kept: int
+    prefix: list[int] | None = None
+    hidden_bytes: int = 0
+
+
+def _hold(
+    model: LayeredModel, local: Tensors, trains: list[str], data: Arrays, cut: int, *, cached: bool
+) -> _Held:
+    """Run the phases of a local round: the frozen layers for the cache, then one step on a gathered batch.
+
+    The data itself does not count: a device has it anyway.
+    """
+    known = [*local.values(), *(data.values() if isinstance(data, Mapping) else [data])]
+    before, hidden_bytes = None, 0
+    if cached and cut:
+        with Footprint(known) as running:
+            data = model.prefix(cut, local, data)
+        before, hidden_bytes = running.history, data.untyped_storage().nbytes()
+        known.append(data)
+    with Footprint(known) as step:
+        batch = _gathered(data)
+        outputs = model.suffix(cut, local, batch) if before else _outputs(model, local, batch, cut)
+        kept = 0
+        if outputs.requires_grad:
+            # Like cross-entropy it keeps one number for each output, and any outputs will do.
+            loss = torch.log_softmax(outputs, dim=-1).select(-1, 0).sum()
+            del outputs
+            kept = len(step.history) - 1
+            gradients = torch.autograd.grad(loss, [local[name] for name in trains], allow_unused=True)
+            del gradients
+    return _Held(step.history if trains else [], kept, before, hidden_bytes)
+
+
+def _outputs(model: LayeredModel, local: Tensors, inputs: Arrays, cut: int) -> Tensor:
+    if cut:
+        return model.suffix(cut, local, model.prefix(cut, local, inputs))
+    return model.forward(local, inputs)
+
+
+def _gathered(data: Arrays) -> Arrays:
+    """A copy, as drawing a batch makes one."""
+    if isinstance(data, Mapping):
+        return {name: array.clone() for name, array in data.items()}
+    return data.clone()
+
+
+def _twice(data: Arrays) -> Arrays:
+    if isinstance(data, Mapping):
+        return {name: torch.cat([array, array]) for name, array in data.items()}
+    return torch.cat([data, data])
 
 
 def _local(tensor: Tensor, part: Part, name: str) -> Tensor:

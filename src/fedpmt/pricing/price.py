@@ -26,7 +26,7 @@ from fedpmt.pricing.measure import measure, two_samples
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.nets import Net
@@ -203,13 +203,30 @@ class Price:
 
     def _memory(self, part: Part, measured: Measurement) -> Memory:
         # A masked tensor is worked on, and derived, as a whole.
-        gradients = FLOAT_BYTES * sum(math.prod(self._shape(part, name)) for name in self._trained(part))
-        weights = gradients + FLOAT_BYTES * sum(math.prod(self._shape(part, name)) for name in part.sent)
-        activations = math.ceil(self.batch * measured.activation_bytes)
-        cache = math.ceil(self.samples * measured.hidden_bytes) if self.cached else 0
-        at_once = min(PREFIX_BATCH, self.samples) if self.cached else self.batch
-        prefix_pass = math.ceil(at_once * measured.prefix_bytes)
-        return Memory(weights, gradients, activations, gradients * self.held, cache, prefix_pass)
+        gradients = self._bytes(part, self._trained(part))
+        # Buffers are copied whether they are trained or not: the forward pass may write to them.
+        copies = gradients + self._bytes(part, [name for name in self.structure.buffers if name in part.sent])
+        weights = self._bytes(part, part.sent) + copies
+        cache = prefix_pass = 0
+        if measured.prefix is not None:
+            cache = math.ceil(self.samples * measured.hidden_bytes)
+            # The first chunk's output is the cache, or says how large it is to be; the others are run beside it.
+            first, others = min(PREFIX_BATCH, self.samples), min(PREFIX_BATCH, self.samples - PREFIX_BATCH)
+            prefix_pass = measured.prefix.peak(first)
+            if others > 0:
+                prefix_pass = max(prefix_pass, cache + measured.prefix.peak(others))
+        return Memory(
+            weights,
+            gradients,
+            measured.activations(self.batch),
+            gradients * self.held,
+            cache,
+            prefix_pass,
+            measured.step.peak(self.batch),
+        )
+
+    def _bytes(self, part: Part, names: Iterable[str]) -> int:
+        return FLOAT_BYTES * sum(math.prod(self._shape(part, name)) for name in names)
 
     def _formulas(self, part: Part) -> tuple[paper.Operations, ...]:
         net = self.net

@@ -24,7 +24,7 @@ from fedpmt.report.tables import (
 )
 
 if TYPE_CHECKING:
-    from fedpmt.report.figures import accuracy, accuracy_by_class, accuracy_by_level, busy, layers
+    from fedpmt.report.figures import busy, layers, score, score_by_class, score_by_level
     from fedpmt.report.page import write_page
 
 __all__ = [
@@ -32,15 +32,15 @@ __all__ = [
     "Spread",
     "SummaryRow",
     "TargetRow",
-    "accuracy",
-    "accuracy_by_class",
-    "accuracy_by_level",
     "busy",
     "default_targets",
     "first_reaching",
     "group_runs",
     "layers",
     "run_labels",
+    "score",
+    "score_by_class",
+    "score_by_level",
     "summary",
     "tidy",
     "time_to_target",
@@ -48,7 +48,7 @@ __all__ = [
     "write_page",
 ]
 
-DRAWN = ("accuracy", "accuracy_by_class", "accuracy_by_level", "busy", "layers")
+DRAWN = ("busy", "layers", "score", "score_by_class", "score_by_level")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What is drawn into one panel: accuracy curves, bars, and how many devices trained each layer."""
+"""What is drawn into one panel: curves of scores, bars, and how many devices trained each layer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from fedpmt.records import ACCURACY
 from fedpmt.report.groups import shorten
 from fedpmt.report.quantities import Spread, bytes_unit, plain_unit, time_unit
 from fedpmt.report.tables import evaluated, uploaded
@@ -36,12 +37,12 @@ AXES = {
     "bytes": ("uploaded", bytes_unit),
 }
 POINTS = 400  # more than a screen shows, fewer than makes a page heavy
-NOT_EVALUATED = "no accuracy recorded"
+NOT_EVALUATED = "no score recorded"
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy of a group: the mean over its runs, and the lowest and highest of them."""
+    """The score of a group: the mean over its runs, and the lowest and highest of them."""
 
     place: NDArray[np.float64]
     mean: NDArray[np.float64]
@@ -50,12 +51,12 @@ class Curve:
 
 
 def points(run: RunRecord, against: Against) -> dict[int, tuple[float, float]]:
-    """Where each evaluation of a run lies on an axis, and its accuracy, by round."""
+    """Where each evaluation of a run lies on an axis, and its score, by round."""
     totals = {step.round: total for step, total in zip(run.rounds, uploaded(run), strict=True)}
     found = {}
-    for step, accuracy in evaluated(run):
+    for step, score in evaluated(run):
         place = {"rounds": step.round, "seconds": step.virtual_seconds, "bytes": totals[step.round]}[against]
-        found[step.round] = (float(place), accuracy)
+        found[step.round] = (float(place), score)
     return found
 
 
@@ -69,21 +70,25 @@ def curve(runs: Sequence[RunRecord], against: Against) -> Curve | None:
     if len(rounds) > POINTS:
         rounds = [rounds[place] for place in np.linspace(0, len(rounds) - 1, POINTS).round().astype(int)]
     every = [[line[number] for line in lines if number in line] for number in rounds]
-    accuracies = [[accuracy for _, accuracy in at] for at in every]
+    scores = [[score for _, score in at] for at in every]
     # A slow run that ends early would pull the mean time back.
     places = np.maximum.accumulate([fmean(place for place, _ in at) for at in every])
     return Curve(
         places,
-        np.array([fmean(at) for at in accuracies]),
-        np.array([min(at) for at in accuracies]),
-        np.array([max(at) for at in accuracies]),
+        np.array([fmean(at) for at in scores]),
+        np.array([min(at) for at in scores]),
+        np.array([max(at) for at in scores]),
     )
 
 
-def accuracy_limits(groups: Sequence[Group]) -> tuple[float, float]:
-    """Whole tenths around all accuracies, so that panels can be compared by eye."""
-    every = [accuracy for group in groups for run in group.runs for _, accuracy in evaluated(run)]
+def score_limits(groups: Sequence[Group], name: str) -> tuple[float, float]:
+    """The same limits for all panels of one score, so that they can be compared by eye; whole tenths for accuracies."""
+    same = [run for group in groups if group.score_name == name for run in group.runs]
+    every = [score for run in same for _, score in evaluated(run)]
     low, high = min(every, default=0.0), max(every, default=1.0)
+    if name != ACCURACY:
+        margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+        return low - margin, high + margin
     return max(0.0, np.floor(low * 10) / 10), min(1.0, np.floor(high * 10) / 10 + 0.1) + 0.005
 
 
@@ -96,7 +101,14 @@ def unit_of(groups: Sequence[Group], against: Against) -> Unit:
     return AXES[against][1](furthest)
 
 
-def draw_accuracy(
+def _label_score(axes: Axes, name: str) -> None:
+    """Name the vertical axis after the score; only accuracies are in percent."""
+    axes.set_ylabel(f"test {shorten(name, 40)}")
+    if name == ACCURACY:
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+
+
+def draw_score(
     axes: Axes,
     groups: Sequence[Group],
     looks: Mapping[str, Look],
@@ -104,7 +116,7 @@ def draw_accuracy(
     unit: Unit,
     limits: tuple[float, float],
 ) -> None:
-    """One line per group, with a band from the worst to the best seed."""
+    """One line per group, with a band from the worst to the best seed; all groups have the same kind of score."""
     curves = [(group, found) for group in groups if (found := curve(group.runs, against)) is not None]
     if not curves:
         say(axes, NOT_EVALUATED)
@@ -125,17 +137,16 @@ def draw_accuracy(
             markersize=3.5,
         )
     axes.set_ylim(*limits)
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=against == "rounds"))
     axes.set_xlim(left=0)
     axes.set_xlabel(unit.label(AXES[against][0]))
-    axes.set_ylabel("test accuracy")
+    _label_score(axes, groups[0].score_name)
 
 
-def last_accuracies(run: RunRecord, kind: Kind) -> dict[str, float]:
-    """Accuracy per level or class at the last evaluation that has it."""
+def last_scores(run: RunRecord, kind: Kind) -> dict[str, float]:
+    """The score per level or class at the last evaluation that has it."""
     for step in reversed(run.rounds):
-        found = step.accuracy_by_level if kind == "level" else step.accuracy_by_class
+        found = step.score_by_level if kind == "level" else step.score_by_class
         if found:
             return found
     return {}
@@ -143,7 +154,7 @@ def last_accuracies(run: RunRecord, kind: Kind) -> dict[str, float]:
 
 def categories_of(groups: Sequence[Group], kind: Kind) -> list[str]:
     """All levels or classes, numbers in their order, then names in theirs."""
-    names = {name for group in groups for run in group.runs for name in last_accuracies(run, kind)}
+    names = {name for group in groups for run in group.runs for name in last_scores(run, kind)}
     return sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
 
 
@@ -167,12 +178,12 @@ def draw_bars(axes: Axes, groups: Sequence[Group], looks: Mapping[str, Look], ki
     """Grouped bars, a whisker from the worst to the best seed; dots where bars would be threads."""
     names = categories_of(groups, kind)
     if not names:
-        say(axes, f"no accuracy per {kind} recorded")
+        say(axes, f"no score per {kind} recorded")
         return
     width = 0.8 / len(groups)
     as_dots = crowded(groups, kind)
     for index, group in enumerate(groups):
-        found = [last_accuracies(run, kind) for run in group.runs]
+        found = [last_scores(run, kind) for run in group.runs]
         spreads = [Spread.of(one.get(name) for one in found) for name in names]
         places = [
             place + (index - (len(groups) - 1) / 2) * width for place, spread in enumerate(spreads) if spread
@@ -193,12 +204,12 @@ def draw_bars(axes: Axes, groups: Sequence[Group], looks: Mapping[str, Look], ki
     axes.set_xticks(range(0, len(names), every), labels[::every])
     turned = sum(map(len, labels[::every])) > 64
     axes.set_xlim(-0.6, len(names) - 0.4)
-    axes.set_ylim(0, 1)
+    if groups[0].score_name == ACCURACY:
+        axes.set_ylim(0, 1)
     axes.grid(visible=False, axis="x")
     axes.tick_params(axis="x", length=0, labelrotation=90 if turned else 0)
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     axes.set_xlabel("level and speed" if any(speeds.values()) else kind)
-    axes.set_ylabel("test accuracy")
+    _label_score(axes, groups[0].score_name)
 
 
 def layer_counts(group: Group) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Whole figures for a paper or a notebook; the page puts the same panels together in its own way.
 
 Each function takes runs as `fedpmt.records.read_run` gives them and returns a matplotlib `Figure` that
-is bound to no global state: `accuracy(runs, "seconds").savefig("time.pdf")`.
+is bound to no global state: `score(runs, "seconds").savefig("time.pdf")`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from matplotlib.lines import Line2D
 
 from fedpmt.report.drawing import (
-    accuracy_limits,
     categories_of,
-    draw_accuracy,
     draw_bars,
     draw_layers,
+    draw_score,
+    score_limits,
     unit_of,
 )
 from fedpmt.report.groups import group_runs, panels_of, require_runs, shorten
@@ -49,14 +49,15 @@ if TYPE_CHECKING:
 
 
 @themed
-def accuracy(runs: Sequence[RunRecord], against: Against = "rounds") -> Figure:
-    """Test accuracy against `rounds`, virtual `seconds` or uploaded `bytes`; one panel per task, data and partition."""
+def score(runs: Sequence[RunRecord], against: Against = "rounds") -> Figure:
+    """Test score against `rounds`, virtual `seconds` or uploaded `bytes`; one panel per task, data and partition."""
     if against not in ("rounds", "seconds", "bytes"):
         raise SettingError.unknown("against", against, ["rounds", "seconds", "bytes"])
     groups, looks = _prepare(runs)
     figure, panels = _panels(groups, 4.4, 3.2)
     for axes, members in panels:
-        draw_accuracy(axes, members, looks, against, unit_of(groups, against), accuracy_limits(groups))
+        limits = score_limits(groups, members[0].score_name)
+        draw_score(axes, members, looks, against, unit_of(groups, against), limits)
     _legend(figure, looks)
     return figure
 
@@ -104,14 +105,14 @@ def layers(runs: Sequence[RunRecord]) -> Figure:
 
 
 @themed
-def accuracy_by_level(runs: Sequence[RunRecord]) -> Figure:
-    """Accuracy at the last evaluation, classes weighted as the devices of each level hold them."""
+def score_by_level(runs: Sequence[RunRecord]) -> Figure:
+    """The score at the last evaluation, classes weighted as the devices of each level hold them."""
     return _bars(runs, "level")
 
 
 @themed
-def accuracy_by_class(runs: Sequence[RunRecord]) -> Figure:
-    """Accuracy at the last evaluation, class by class."""
+def score_by_class(runs: Sequence[RunRecord]) -> Figure:
+    """The score at the last evaluation, class by class."""
     return _bars(runs, "class")
 
 

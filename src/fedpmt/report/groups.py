@@ -20,7 +20,7 @@ SEEDS = {"seed": "seed", "partition_seed": "split"}
 """Runs that differ only here are repetitions; the words are what labels call them."""
 
 PANELS = ("task", "data", "partition")
-"""Accuracies under different ones of these are not to be compared: each gets its own panel."""
+"""Scores under different ones of these are not to be compared: each gets its own panel, as does each kind of score."""
 
 SEPARATOR = " · "
 
@@ -33,6 +33,11 @@ class Group:
     line: str  # what sets it apart within its panel: "fedpmt"
     method: str
     runs: tuple[RunRecord, ...]
+
+    @property
+    def score_name(self) -> str:
+        """What the score of its runs is called."""
+        return clean(self.runs[0].score_name)
 
     @property
     def label(self) -> str:
@@ -118,12 +123,14 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
     """
     differing = differing_settings(runs)
     panel_keys = [key for key in PANELS if key in differing]
+    several_scores = len({run.score_name for run in runs}) > 1
     candidates = [key for key in differing if key not in {*panel_keys, *SEEDS, "method"}]
     gathered: dict[str, dict[tuple[tuple[str, str], ...], list[RunRecord]]] = {}
     values: dict[tuple[str, ...], set[str]] = {}
     for run in runs:
         settings = settings_of(run)
-        panel = SEPARATOR.join(settings.get(key, "none") for key in panel_keys)
+        kind = [clean(run.score_name)] if several_scores else []
+        panel = SEPARATOR.join([*(settings.get(key, "none") for key in panel_keys), *kind])
         key = tuple(
             sorted((name, text) for name, text in settings.items() if name not in SEEDS and text != "none")
         )

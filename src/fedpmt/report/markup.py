@@ -27,13 +27,24 @@ class Material:
     runs: tuple[RunRecord, ...]
     groups: list[Group]
     looks: dict[str, Look]
-    targets: tuple[float, ...]
+    targets: tuple[float, ...] | None  # None: round accuracies that some run reaches
 
     @classmethod
-    def of(cls, runs: Sequence[RunRecord], targets: Sequence[float]) -> Material:
+    def of(cls, runs: Sequence[RunRecord], targets: Sequence[float] | None) -> Material:
         """Group the runs and give each group its look."""
         groups = group_runs(runs)
-        return cls(tuple(runs), groups, looks_of(groups), tuple(targets))
+        return cls(tuple(runs), groups, looks_of(groups), None if targets is None else tuple(targets))
+
+    @property
+    def score_name(self) -> str:
+        """What the score of all runs is called; "score" where they have different ones."""
+        names = {group.score_name for group in self.groups}
+        return names.pop() if len(names) == 1 else "score"
+
+    @property
+    def score_title(self) -> str:
+        """The same as a heading begins."""
+        return self.score_name[:1].upper() + self.score_name[1:]
 
 
 def document(title: str, header: str, sections: Mapping[str, tuple[str, str]], footer: str) -> str:

@@ -7,10 +7,10 @@ from urllib.parse import quote
 
 from fedpmt.report.groups import require_runs
 from fedpmt.report.markup import Material, document
-from fedpmt.report.pictures import accuracy_section, breakdown_section, busy_section, layers_section
+from fedpmt.report.pictures import breakdown_section, busy_section, layers_section, score_section
 from fedpmt.report.results import budget_section, summary_section, targets_section
 from fedpmt.report.sections import header, how_section, settings_section
-from fedpmt.report.tables import default_targets, write_csv, write_file
+from fedpmt.report.tables import write_csv, write_file
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ TITLE = "Federated learning on unequal devices"
 
 SECTIONS = {
     "summary": "Summary",
-    "accuracy": "Accuracy",
+    "score": "Score",
     "targets": "Time to target",
     "budget": "Budget",
     "busy": "Who was busy",
@@ -42,7 +42,7 @@ def write_page(
 ) -> tuple[Path, Path]:
     """Write the page, and beside it the CSV that it links to; returns both paths.
 
-    Without `targets`, those of `default_targets` are taken.
+    Without `targets`, those of `default_targets` are taken for runs whose score is an accuracy.
     """
     table = path.with_suffix(".csv")
     if path.suffix.lower() not in (".html", ".htm") or path.is_dir():
@@ -59,10 +59,10 @@ def page(
 ) -> str:
     """The page as text; `table` is the address of the CSV."""
     require_runs(runs)
-    material = Material.of(runs, default_targets(runs) if targets is None else targets)
+    material = Material.of(runs, targets)
     sections = [
         summary_section(material, table),
-        accuracy_section(material),
+        score_section(material),
         targets_section(material),
         budget_section(material),
         busy_section(material),
@@ -71,5 +71,6 @@ def page(
         settings_section(material),
         how_section(material),
     ]
-    shown = {name: (SECTIONS[name], body) for name, body in zip(SECTIONS, sections, strict=True) if body}
+    titles = {**SECTIONS, "score": material.score_title}
+    shown = {name: (titles[name], body) for name, body in zip(titles, sections, strict=True) if body}
     return document(title, header(material, title), shown, "Drawn by fedpmt from the records of its runs.")

@@ -6,13 +6,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fedpmt.report.drawing import (
-    accuracy_limits,
     categories_of,
     crowded,
-    draw_accuracy,
     draw_bars,
     draw_layers,
+    draw_score,
     layer_counts,
+    score_limits,
     unit_of,
 )
 from fedpmt.report.figures import busy_height, layers_height
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from fedpmt.report.groups import Group
     from fedpmt.report.markup import Material
 
-ACCURACY: dict[Against, str] = {
+AXES: dict[Against, str] = {
     "rounds": "By round",
     "seconds": "Over virtual time",
     "bytes": "By bytes uploaded",
@@ -53,12 +53,11 @@ ACCURACY: dict[Against, str] = {
 BREAKDOWN: dict[Kind, str] = {"level": "Per level", "class": "Per class"}
 
 
-def accuracy_section(material: Material) -> str:
-    """Accuracy against rounds, time and bytes, panel by panel."""
+def score_section(material: Material) -> str:
+    """The score against rounds, time and bytes, panel by panel."""
     groups = material.groups
     if not any(evaluated(run) for run in material.runs):
-        return section("accuracy", "Accuracy", note("No accuracy is recorded."))
-    limits = accuracy_limits(groups)
+        return section("score", material.score_title, note(f"No {material.score_name} is recorded."))
     several = any(len(group.runs) > 1 for group in groups)
     parts = [
         note("Lines are means over seeds; bands reach from the worst seed to the best." if several else ""),
@@ -67,14 +66,15 @@ def accuracy_section(material: Material) -> str:
     for number, (panel, members) in enumerate(panels_of(groups).items()):
 
         def draw(axes: Axes, against: Against, members: Sequence[Group] = members) -> None:
-            draw_accuracy(axes, members, material.looks, against, unit_of(groups, against), limits)
+            limits = score_limits(groups, members[0].score_name)
+            draw_score(axes, members, material.looks, against, unit_of(groups, against), limits)
 
         pictures = [
-            picture(f"accuracy-{number}-{against}", title, (3.8, 2.7), partial(draw, against=against))
-            for against, title in ACCURACY.items()
+            picture(f"score-{number}-{against}", title, (3.8, 2.7), partial(draw, against=against))
+            for against, title in AXES.items()
         ]
         parts += [panel_title(panel), f'<div class="grid">{"".join(pictures)}</div>']
-    return section("accuracy", "Accuracy", *parts)
+    return section("score", material.score_title, *parts)
 
 
 def busy_section(material: Material) -> str:
@@ -154,11 +154,12 @@ def layers_section(material: Material) -> str:
 
 
 def breakdown_section(material: Material) -> str:
-    """Accuracy per level and per class at the last evaluation."""
-    title, titles = "Accuracy per level and per class", BREAKDOWN
+    """The score per level and per class at the last evaluation."""
+    title, titles = f"{material.score_title} per level and per class", BREAKDOWN
     if not any(categories_of(material.groups, kind) for kind in titles):
-        return section("breakdown", title, note("No accuracy per level or class is recorded."))
-    words = "Test accuracy at the last evaluation. Per level, classes are weighted as that level's devices hold them."
+        return section("breakdown", title, note(f"No {material.score_name} per level or class is recorded."))
+    words = f"Test {material.score_name} at the last evaluation."
+    words += " Per level, classes are weighted as that level's devices hold them."
     if any(len(group.runs) > 1 for group in material.groups):
         words += " Whiskers reach from the worst seed to the best."
     parts = [note(words), line_legend(material.looks)]

@@ -8,6 +8,8 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedpmt.records import ACCURACY
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -83,6 +85,20 @@ def percent_unit(_: float) -> Unit:
 def plain_unit(_: float) -> Unit:
     """No unit: rounds, losses."""
     return COUNTS[0]
+
+
+def score_unit(name: str) -> Callable[[float], Unit]:
+    """Percent for an accuracy; other scores are plain numbers."""
+    return percent_unit if name == ACCURACY else plain_unit
+
+
+def score_title(name: str) -> str:
+    """The title of a score's column or row, unlike that of any other.
+
+    >>> score_title("accuracy"), score_title("loss")
+    ('accuracy', 'score (loss)')
+    """
+    return name if name == ACCURACY else f"score ({name})"
 
 
 def _thousands(count: float, units: tuple[Unit, ...]) -> Unit:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING
 
+from fedpmt.records import ACCURACY
 from fedpmt.report.budgets import COLUMNS as BUDGET_COLUMNS
 from fedpmt.report.budgets import budgets
 from fedpmt.report.markup import named, note, panel_row, section, table
@@ -15,6 +16,7 @@ from fedpmt.report.quantities import (
     count_unit,
     percent_unit,
     plain_unit,
+    score_unit,
     show,
     split,
     time_unit,
@@ -30,9 +32,8 @@ if TYPE_CHECKING:
 
 UnitFor = Callable[[float], Unit]
 
+SCORES = {"final": "score", "best": "best_score"}
 COLUMNS: dict[str, tuple[str, UnitFor]] = {
-    "final accuracy": ("accuracy", percent_unit),
-    "best accuracy": ("best_accuracy", percent_unit),
     "loss": ("loss", plain_unit),
     "rounds": ("rounds", plain_unit),
     "virtual time": ("virtual_seconds", time_unit),
@@ -53,15 +54,17 @@ def summary_section(material: Material, address: str) -> str:
     units = {
         name: _one_unit((getattr(row, name) for row in rows), unit_for) for name, unit_for in COLUMNS.values()
     }
+    heads = [*(f"{word} {material.score_name}" for word in SCORES), *COLUMNS, *WORDS, "runs"]
     body, panel = list[str](), ""
     for row in rows:
         if row.panel != panel:
             panel = row.panel
-            body.append(panel_row(panel, len(COLUMNS) + len(WORDS) + 2))
+            body.append(panel_row(panel, len(heads) + 1))
         cells = "".join(
-            _cell(getattr(row, name), units[name], best=_is_best(row, name, rows))
-            for name, _ in COLUMNS.values()
+            _cell(getattr(row, name), score_unit(row.score_name), best=_is_best(row, name, rows))
+            for name in SCORES.values()
         )
+        cells += "".join(_cell(getattr(row, name), units[name]) for name, _ in COLUMNS.values())
         texts = row.texts()
         cells += "".join(f"<td>{escape(texts[word])}</td>" for word in WORDS)
         cells += f"<td>{row.runs}{_unfinished(row)}</td>"
@@ -72,9 +75,13 @@ def summary_section(material: Material, address: str) -> str:
         else ""
     )
     words += "Wasted is the share of device operations spent on replies that did not count."
-    words += " The best accuracy is bold." if len(rows) > 1 and any(row.accuracy for row in rows) else ""
+    words += (
+        f" The best {material.score_name} is bold."
+        if len(rows) > 1 and any(row.score for row in rows)
+        else ""
+    )
     link = f'<p class="after"><a class="button" href="{escape(address)}" download>All rounds as CSV</a></p>'
-    return section("summary", "Summary", note(words), table(["", *COLUMNS, *WORDS, "runs"], body), link)
+    return section("summary", "Summary", note(words), table(["", *heads], body), link)
 
 
 def _unfinished(row: SummaryRow) -> str:
@@ -89,16 +96,14 @@ def _one_unit(spreads: Iterable[Spread | None], unit_for: UnitFor) -> UnitFor:
 
 
 def _is_best(row: SummaryRow, name: str, rows: Sequence[SummaryRow]) -> bool:
-    if name not in ("accuracy", "best_accuracy"):
-        return False
     # A personal model answers for fewer classes than a global one: the two are no rivals.
     rivals = [other for other in rows if (other.panel, other.evaluates) == (row.panel, row.evaluates)]
     means = [value.mean for other in rivals if (value := getattr(other, name))]
     own = getattr(row, name)
-    return own is not None and len(rivals) > 1 and own.mean == max(means)
+    return own is not None and len(rivals) > 1 and own.mean == (max if row.maximize else min)(means)
 
 
-def _cell(value: Spread | None, unit_for: UnitFor, best: bool) -> str:
+def _cell(value: Spread | None, unit_for: UnitFor, best: bool = False) -> str:
     mean, deviation, unit = split(value, unit_for)
     small = f"<small>{escape(deviation)}</small>" if deviation else ""
     text = escape(f"{mean} {unit}".rstrip())
@@ -108,10 +113,12 @@ def _cell(value: Spread | None, unit_for: UnitFor, best: bool) -> str:
 def targets_section(material: Material) -> str:
     """What it took to reach each target."""
     title = "Time to target"
-    if not material.targets:
-        why = "no accuracy is recorded, or all are below 10 %"
-        return section("targets", title, note(f"There is no target that a run reached: {why}."))
     rows = time_to_target(material.runs, material.targets)
+    if not rows:
+        why = "There is no target that a run reached: no accuracy is recorded, or all are below 10 %."
+        if material.score_name != ACCURACY:
+            why = f"No target was given, and there are no default targets for {material.score_name}."
+        return section("targets", title, note(why))
     lines: dict[tuple[str, str], list[TargetRow]] = {}
     for row in rows:
         lines.setdefault((row.panel, row.line), []).append(row)
@@ -124,11 +131,17 @@ def targets_section(material: Material) -> str:
         kind = own[0].evaluates
         small = "" if kind == "global" else f"<small>{escape(EVALUATED.get(kind, kind))}</small>"
         body.append(f'<tr><th scope="row">{named(line, material.looks.get(line))}{small}</th>{cells}</tr>')
-    words = "Virtual time, round and bytes uploaded at the first evaluation at or above each accuracy."
+    ways = {"at or above" if row.maximize else "at or below" for row in rows}
+    words = "Virtual time, round and bytes uploaded at the first evaluation"
+    words += (
+        f" {' or '.join(sorted(ways))} each {'accuracy' if material.score_name == ACCURACY else 'target'}."
+    )
     words += " The soonest is bold." if len(lines) > 1 else ""
     if any(0 < row.reached < row.runs for row in rows):
         words += " Where only some seeds got there, the numbers are theirs."
-    head = ["", *(row.texts()["target"] for row in rows[: len(material.targets)])]
+    first = next(iter(lines.values()))
+    mixed = len({row.score_name for row in rows}) > 1
+    head = ["", *(f"{row.target:.6g}" if mixed else row.texts()["target"] for row in first)]
     return section("targets", title, note(words), table(head, body))
 
 
@@ -136,7 +149,7 @@ def _target_cell(row: TargetRow, rows: Sequence[TargetRow]) -> str:
     if row.seconds is None:
         return '<td class="none">-<small>not reached</small></td>'
     same = [other for other in rows if other.target == row.target]
-    # Accuracies of other things are no rivals.
+    # Scores of other things are no rivals.
     rivals = [other for other in same if (other.panel, other.evaluates) == (row.panel, row.evaluates)]
     # A mean over the seeds that got there is no match for one over all.
     whole = [other for other in rivals if other.reached == other.runs] or rivals

@@ -144,7 +144,9 @@ def how_section(material: Material) -> str:
         "Virtual time": escape(TIME),
         "Replies": escape(REPLIES),
         "Bytes": escape(BYTES),
-        "Accuracy": escape((f"What is evaluated is {evaluated}. " if evaluated else "") + CURVES),
+        escape(material.score_title): escape(
+            (f"What is evaluated is {evaluated}. " if evaluated else "") + CURVES
+        ),
         "Spread": escape(
             f"Runs that differ only in {seeds} form one group. Tables give the mean and the sample standard"
             " deviation, figures the mean and the range."

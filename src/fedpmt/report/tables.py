@@ -10,9 +10,18 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from fedpmt.records import write_atomically
+from fedpmt.records import ACCURACY, check_target, reaches, write_atomically
 from fedpmt.report.groups import clean, differing_settings, group_runs, method_of, run_labels, settings_of
-from fedpmt.report.quantities import Spread, bytes_unit, count_unit, percent_unit, show, time_unit
+from fedpmt.report.quantities import (
+    Spread,
+    bytes_unit,
+    count_unit,
+    percent_unit,
+    score_title,
+    score_unit,
+    show,
+    time_unit,
+)
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -30,7 +39,7 @@ Cell = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Milestone:
-    """Where a run first stood at a target accuracy."""
+    """Where a run first reached a target."""
 
     round: int
     seconds: float  # on the virtual clock
@@ -51,14 +60,17 @@ class TargetRow:
     rounds: Spread | None
     seconds: Spread | None
     bytes_up: Spread | None
-    evaluates: str = "global"  # what the accuracy is of
+    evaluates: str = "global"  # what the score is of
+    score_name: str = ACCURACY
+    maximize: bool = True
 
     def texts(self) -> dict[str, str]:
         """The cells as a person reads them, by column title."""
+        accuracy = self.score_name == ACCURACY
         kind = "" if self.evaluates == "global" else f" ({EVALUATED.get(self.evaluates, self.evaluates)})"
         return {
             "run": f"{self.label}{kind}",
-            "target": f"{100 * self.target:.6g} %",
+            "target": f"{100 * self.target:.6g} %" if accuracy else f"{self.score_name} {self.target:.6g}",
             "reached": f"{self.reached} of {self.runs}",
             "round": show(self.rounds),
             "virtual time": show(self.seconds, time_unit),
@@ -77,8 +89,8 @@ class SummaryRow:
     runs: int
     finished: int
     rounds: Spread | None
-    accuracy: Spread | None  # at the last evaluation
-    best_accuracy: Spread | None
+    score: Spread | None  # at the last evaluation
+    best_score: Spread | None
     loss: Spread | None
     virtual_seconds: Spread | None
     bytes_up: Spread | None
@@ -89,19 +101,22 @@ class SummaryRow:
     server_operations: Spread | None = None
     server_steps: Spread | None = None  # per round; None where the server trains nothing
     server_steps_default: Spread | None = None  # what the method's own settings ask for
-    evaluates: str = "global"  # what the accuracy is of
+    evaluates: str = "global"  # what the score is of
+    score_name: str = ACCURACY
+    maximize: bool = True
     server_cap: str = "none"  # times the devices' operations
 
     def texts(self) -> dict[str, str]:
         """The cells as a person reads them, by column title."""
+        unit = score_unit(self.score_name)
         return {
             "run": self.label,
             "runs": str(self.runs)
             if self.finished == self.runs
             else f"{self.runs} ({self.finished} finished)",
             "rounds": show(self.rounds),
-            "accuracy": show(self.accuracy, percent_unit),
-            "best": show(self.best_accuracy, percent_unit),
+            score_title(self.score_name): show(self.score, unit),
+            "best": show(self.best_score, unit),
             "loss": show(self.loss),
             "virtual time": show(self.virtual_seconds, time_unit),
             "uploaded": show(self.bytes_up, bytes_unit),
@@ -126,12 +141,8 @@ EVALUATED = {"global": "global", "split": "split, mean over devices", "personal"
 
 
 def evaluated(run: RunRecord) -> list[tuple[RoundRecord, float]]:
-    """The rounds that have an accuracy, with it."""
-    return [
-        (step, step.accuracy)
-        for step in run.rounds
-        if step.accuracy is not None and math.isfinite(step.accuracy)
-    ]
+    """The rounds that have a score, with it."""
+    return [(step, step.score) for step in run.rounds if step.score is not None and math.isfinite(step.score)]
 
 
 def uploaded(run: RunRecord) -> list[int]:
@@ -140,25 +151,25 @@ def uploaded(run: RunRecord) -> list[int]:
 
 
 def first_reaching(run: RunRecord, target: float) -> Milestone | None:
-    """The first evaluation at or above the target; None where there is none, or all was lost afterwards."""
+    """The first evaluation at the target or better; None where there is none, or all was lost afterwards."""
     if run.diverged:
         return None
     for step, total in zip(run.rounds, uploaded(run), strict=True):
-        if step.accuracy is not None and step.accuracy >= target:
+        if step.score is not None and reaches(step.score, target, maximize=run.maximize):
             return Milestone(step.round, step.virtual_seconds, total)
     return None
 
 
-def time_to_target(runs: Sequence[RunRecord], targets: Sequence[float]) -> list[TargetRow]:
-    """For each group of runs and each target: the first round, the virtual time and the bytes sent up."""
-    for target in targets:
-        if not 0 < target <= 1:
-            raise SettingError(
-                f"target = '{target}' is refused: an accuracy above 0 and up to 1 is needed, e.g. 0.9"
-            )
+def time_to_target(runs: Sequence[RunRecord], targets: Sequence[float] | None = None) -> list[TargetRow]:
+    """For each group of runs and each target: the first round, the virtual time and the bytes sent up.
+
+    Without targets, those of `default_targets` are taken for runs whose score is an accuracy.
+    """
     rows = []
     for group in group_runs(runs):
-        for target in targets:
+        known = group.score_name == ACCURACY
+        for target in targets if targets is not None else default_targets(runs) if known else ():
+            check_target(target, group.score_name)
             reached = [found for run in group.runs if (found := first_reaching(run, target)) is not None]
             rows.append(
                 TargetRow(
@@ -173,19 +184,25 @@ def time_to_target(runs: Sequence[RunRecord], targets: Sequence[float]) -> list[
                     seconds=Spread.of(found.seconds for found in reached),
                     bytes_up=Spread.of(found.bytes_up for found in reached),
                     evaluates=_evaluates(group),
+                    score_name=group.score_name,
+                    maximize=group.runs[0].maximize,
                 )
             )
     return rows
 
 
 def default_targets(runs: Sequence[RunRecord]) -> tuple[float, ...]:
-    """Up to five round accuracies that some run reaches, none below half of the best."""
-    best = max((accuracy for run in runs for _, accuracy in evaluated(run)), default=0.0)
+    """Up to five round accuracies that some run reaches, none below half of the best.
+
+    Of other scores nobody knows which values are round: they have no default targets.
+    """
+    accuracies = (run for run in runs if run.score_name == ACCURACY)
+    best = max((score for run in accuracies for _, score in evaluated(run)), default=0.0)
     return tuple(step for step in STEPS if best / 2 <= step <= best)[-5:]
 
 
 def _evaluates(group: Group) -> str:
-    """What the accuracies of a group are of."""
+    """What the scores of a group are of."""
     kinds = {step.evaluates for run in group.runs for step, _ in evaluated(run)}
     kinds |= {run.result.evaluates for run in group.runs if run.result}
     return ", ".join(sorted(kinds)) or "global"
@@ -207,6 +224,8 @@ def summary(runs: Sequence[RunRecord]) -> list[SummaryRow]:
                 runs=len(group.runs),
                 finished=finished,
                 evaluates=_evaluates(group),
+                score_name=group.score_name,
+                maximize=group.runs[0].maximize,
                 server_cap=settings_of(group.runs[0]).get("server_cap", "none"),
                 **spreads,
             )
@@ -216,7 +235,7 @@ def summary(runs: Sequence[RunRecord]) -> list[SummaryRow]:
 
 def _totals(run: RunRecord) -> dict[str, float | None]:
     """The numbers of one run, from its rounds; from its result where no rounds are left."""
-    accuracies = [accuracy for _, accuracy in evaluated(run)]
+    scores = [score for _, score in evaluated(run)]
     losses = [step.loss for step in run.rounds if step.loss is not None]
     outcomes = Counter(device.outcome for step in run.rounds for device in step.devices)
     operations = sum(step.operations for step in run.rounds)
@@ -224,8 +243,8 @@ def _totals(run: RunRecord) -> dict[str, float | None]:
     result = run.result
     totals: dict[str, float | None] = {
         "rounds": len(run.rounds),
-        "accuracy": accuracies[-1] if accuracies else None,
-        "best_accuracy": max(accuracies, default=None),
+        "score": scores[-1] if scores else None,
+        "best_score": (max if run.maximize else min)(scores, default=None),
         "loss": losses[-1] if losses else None,
         "virtual_seconds": run.rounds[-1].virtual_seconds if run.rounds else 0.0,
         "bytes_up": sum(step.bytes_up for step in run.rounds),
@@ -238,8 +257,8 @@ def _totals(run: RunRecord) -> dict[str, float | None]:
     }
     if result is None:
         return totals
-    if result.accuracy is not None:
-        totals["accuracy"] = result.accuracy
+    if result.score is not None:
+        totals["score"] = result.score
     if not run.rounds:
         for name in (
             "rounds",
@@ -265,7 +284,8 @@ def tidy(runs: Sequence[RunRecord]) -> list[dict[str, Cell]]:
     `bytes_*`, `operations` and `round_seconds` are of the round; `total_*` and `virtual_seconds` count
     from the start. `asked` splits into `arrived`, `late`, `failed` and `surplus`. What not every run has
     is in columns named `setting:`, `layer:` (devices that trained it), `accuracy_level:`,
-    `accuracy_class:` and `metric:`, empty where absent.
+    `accuracy_class:` and `metric:`, empty where absent. A score that is not an accuracy is in columns named
+    `score:NAME`, `score_level:NAME:` and `score_class:NAME:`.
     """
     named = {"method", "task", "data", "partition", "seed"}
     differing = [key for key in differing_settings(runs) if key not in named]
@@ -280,25 +300,31 @@ def tidy(runs: Sequence[RunRecord]) -> list[dict[str, Cell]]:
         for step in run.rounds:
             for name in ("bytes_up", "bytes_down", "operations"):
                 totals[f"total_{name}"] = totals.get(f"total_{name}", 0) + getattr(step, name)
-            rows.append(head | _round_cells(step, totals))
+            rows.append(head | _round_cells(step, totals, clean(run.score_name)))
     columns = dict.fromkeys(column for row in rows for column in row)
-    ordered = sorted(columns, key=lambda column: column.startswith(("layer:", "accuracy_", "metric:")))
+    ordered = sorted(columns, key=lambda column: column.startswith(LAST_COLUMNS))
     return [{column: row.get(column) for column in ordered} for row in rows]
 
 
-def _round_cells(step: RoundRecord, totals: Mapping[str, float]) -> dict[str, Cell]:
+LAST_COLUMNS = ("layer:", "accuracy_", "score_", "metric:")
+
+
+def _round_cells(step: RoundRecord, totals: Mapping[str, float], score_name: str) -> dict[str, Cell]:
+    whole, level, of_class = (
+        ("accuracy", "accuracy_level:", "accuracy_class:")
+        if score_name == ACCURACY
+        else (f"score:{score_name}", f"score_level:{score_name}:", f"score_class:{score_name}:")
+    )
     outcomes = Counter[str](device.outcome for device in step.devices)
-    numbers = step.model_dump(include={*NUMBERS})
-    cells: dict[str, Cell] = {name: numbers[name] for name in NUMBERS}
+    cells: dict[str, Cell] = {
+        (whole if name == "accuracy" else name): step.score if name == "accuracy" else getattr(step, name)
+        for name in NUMBERS
+    }
     cells |= totals
     cells |= {"asked": len(step.devices), **{outcome: outcomes[outcome] for outcome in OUTCOMES}}
     cells |= {f"layer:{clean(name)}": count for name, count in step.layers.items()}
-    cells |= {
-        f"accuracy_level:{clean(name)}": value for name, value in (step.accuracy_by_level or {}).items()
-    }
-    cells |= {
-        f"accuracy_class:{clean(name)}": value for name, value in (step.accuracy_by_class or {}).items()
-    }
+    cells |= {f"{level}{clean(name)}": value for name, value in (step.score_by_level or {}).items()}
+    cells |= {f"{of_class}{clean(name)}": value for name, value in (step.score_by_class or {}).items()}
     return cells | {f"metric:{clean(name)}": value for name, value in step.metrics.items()}
 
 

@@ -41,7 +41,7 @@ def make_price(settings: Settings, problem: Problem) -> Price:
         mode=settings.mode,
         batch=settings.batch,
         samples=settings.samples,
-        cached=settings.prefix == "cache",
+        cached=settings.keeps_prefix,
         held=(problem.optimizer or make_optimizer(settings)).held,
         example=problem.example(),
         net=problem.net,

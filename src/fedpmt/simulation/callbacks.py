@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from fedpmt.records import ACCURACY
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class TensorBoard:
     def __call__(self, record: RoundRecord) -> None:
         """Write one round."""
         values = {
-            "accuracy": record.accuracy,
+            ACCURACY if record.score_name == ACCURACY else f"score/{record.score_name}": record.score,
             "loss": record.loss,
             "virtual_seconds": record.virtual_seconds,
             "bytes_up": record.bytes_up,

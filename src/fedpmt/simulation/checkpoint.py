@@ -1,11 +1,14 @@
-"""State on disk, without pickle: tensors as safetensors, everything else as JSON beside them.
+"""State on disk, without pickle: tensors as safetensors, everything else as JSON in their header.
 
-A value may be made of dataclasses, mappings, sequences, tensors, NumPy arrays and scalars.
+A value may be made of dataclasses, mappings, sequences, tensors, NumPy arrays and scalars. A file ends in the
+SHA-256 of all that stands before: safetensors itself has no checksum, and a flipped bit in a weight would
+otherwise be trained on without anybody noticing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import sys
 from collections.abc import Mapping
@@ -17,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedpmt.records import write_atomically
+from fedpmt.records import CHECKPOINT, write_atomically
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -25,25 +28,47 @@ if TYPE_CHECKING:
 
 STATE = "state"
 CPU = torch.device("cpu")
+DIGEST = hashlib.sha256().digest_size
 
 
 def write_value(path: Path, value: Any) -> None:
-    """Write a value in one step."""
+    """Write a value and its checksum in one step."""
     tensors: dict[str, Tensor] = {}
     plain = json.dumps(_encode(value, tensors))
     # safetensors keeps no empty file: one tensor is always there.
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomically(path, save(tensors or {"empty": torch.zeros(0)}, metadata={STATE: plain}))
+    data = save(tensors or {"empty": torch.zeros(0)}, metadata={STATE: plain})
+    write_atomically(path, data, hashlib.sha256(data).digest())
 
 
 def read_value(path: Path, device: torch.device = CPU) -> Any:
-    """Read a value back, its tensors on a device."""
+    """Read a value back, its tensors on a device.
+
+    Raises:
+        SettingError: The file is missing, or its content is not what was written.
+    """
+    data = _checked(path)
     try:
-        data = path.read_bytes()
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         return _decode(json.loads(header["__metadata__"][STATE]), load(data), device)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise SettingError(f"{path} cannot be read ({error})") from error
+
+
+def _checked(path: Path) -> bytes:
+    """The content of a file without its checksum, which must agree."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max(0, path.stat().st_size - DIGEST))
+            digest = file.read()
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read ({error.strerror})") from error
+    if hashlib.sha256(data).digest() != digest:
+        culprit = "it" if path.name == CHECKPOINT else f"the run's {CHECKPOINT}"
+        raise SettingError(
+            f"{path} is damaged: its checksum does not match; delete {culprit} to start the run again from round 1"
+        )
+    return data
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:

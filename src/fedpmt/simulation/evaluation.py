@@ -41,7 +41,7 @@ LEVEL_DEVICES = 50
 class Evaluation:
     """Means over the test set."""
 
-    accuracy: float
+    score: float | None  # None where there is no model to evaluate yet
     loss: float | None
     by_class: dict[str, float] | None
 
@@ -72,10 +72,12 @@ def evaluate(federation: Federation, progress: Progress) -> dict[str, Any]:
         found = evaluate_personal(federation.executor, federation.method.local, predictor, owners)
     finite_loss = found.loss if found.loss is not None and np.isfinite(found.loss) else None
     return {
-        "accuracy": found.accuracy,
+        "score": found.score,
+        "score_name": federation.problem.objective.score_name,
+        "maximize": federation.problem.objective.maximize,
         "loss": finite_loss,
-        "accuracy_by_class": found.by_class,
-        "accuracy_by_level": by_level(federation, found.by_class),
+        "score_by_class": found.by_class,
+        "score_by_level": by_level(federation, found.by_class),
         "evaluates": predictor.kind,
     }
 
@@ -199,4 +201,4 @@ def evaluate_personal(
             return float(work.evaluate(site, predictor.tensors, own, test).mean())
 
     means = list(executor.map(mean_score, owners))
-    return Evaluation(float(np.mean(means)) if means else 0.0, None, None)
+    return Evaluation(float(np.mean(means)) if means else None, None, None)

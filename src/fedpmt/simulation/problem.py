@@ -60,6 +60,11 @@ def paper_problem(settings: Settings, data: FederatedData) -> Problem:
             f"task = '{settings.task}' takes inputs of shape {chosen.input_shape}, "
             f"data = '{settings.data}' has {tuple(data.input_shape)}"
         )
+    if data.classes is None or data.classes > chosen.classes:
+        has = "no classes" if data.classes is None else f"{data.classes} classes"
+        raise SettingError(
+            f"task = '{settings.task}' tells {chosen.classes} classes apart, data = '{settings.data}' has {has}"
+        )
     return Problem(build(chosen, generator(settings.seed, "init")), data, net=chosen)
 
 

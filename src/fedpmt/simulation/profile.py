@@ -7,6 +7,7 @@ import io
 import os
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,8 @@ from fedpmt.training.messages import Task
 from fedpmt.types import MODEL, Examples
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fedpmt.parts.part import Part
     from fedpmt.settings import Settings
     from fedpmt.simulation.problem import Problem
@@ -54,7 +57,7 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
                 once(part)
                 times[number].append(time.perf_counter() - begun)
         received = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-        peaks = [received + _peak_bytes(lambda part=part: once(part)) for part in parts]
+        peaks = [received + peak_bytes(partial(once, part)) for part in parts]
     finally:
         torch.set_num_threads(threads)
     layers = problem.model.structure.layers
@@ -81,8 +84,12 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
     }
 
 
-def _peak_bytes(work: Any) -> int:
-    """The most memory that tensors held at once, as torch's own allocator saw it."""
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Measure the most memory that was allocated at once while `work` ran, as torch's own allocator saw it.
+
+    This includes what an operation allocates and frees inside. What was there before does not count, nor do NumPy's
+    arrays, so the received weights have to be added and the device's samples are left out, as in its price.
+    """
     with torch_profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         work()
     held = peak = 0

@@ -103,18 +103,18 @@ class Totals:
     bytes_up: int = 0
     bytes_down: int = 0
     operations: float = 0.0
-    accuracy: float | None = None
+    score: float | None = None
     loss: float | None = None
     server_operations: float = 0.0
 
     def plus(self, record: RoundRecord) -> Totals:
         """With one more round."""
-        evaluated = record.accuracy is not None
+        evaluated = record.score is not None
         return Totals(
             self.bytes_up + record.bytes_up,
             self.bytes_down + record.bytes_down,
             self.operations + record.operations,
-            record.accuracy if evaluated else self.accuracy,
+            record.score if evaluated else self.score,
             record.loss if evaluated else self.loss,
             self.server_operations + record.server_operations,
         )
@@ -250,8 +250,10 @@ def _check_rounds(path: Path, saved: Saved) -> None:
 
 def _stop(federation: Federation, saved: Saved) -> Stopped | None:
     settings, progress, totals = federation.settings, saved.progress, saved.totals
-    if settings.target is not None and totals.accuracy is not None and totals.accuracy >= settings.target:
-        return "target"
+    if settings.target is not None and totals.score is not None:
+        maximize = federation.problem.objective.maximize
+        if records.reaches(totals.score, settings.target, maximize=maximize):
+            return "target"
     if federation.out_of_time(progress):
         return "time-budget"
     return "rounds" if progress.rounds >= settings.rounds else None
@@ -261,10 +263,11 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
     from safetensors.torch import save
 
     settings, progress, totals = federation.settings, saved.progress, saved.totals
-    predictor = federation.predictor(progress)
+    predictor, objective = federation.predictor(progress), federation.problem.objective
     if stopped == "diverged":
         classes = federation.problem.data.classes
-        totals = replace(totals, accuracy=1 / classes if classes else None, loss=None)
+        guess = 1 / classes if classes and objective.score_name == records.ACCURACY else None
+        totals = replace(totals, score=guess, loss=None)
     # With the module's own counters, so that the file loads strictly into the user's module; what is shared by
     # methods without a global model stands alone.
     module = federation.problem.model.module.state_dict() if predictor.kind == "global" else {}
@@ -278,7 +281,9 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         task=settings.task,
         seed=settings.seed,
         rounds=progress.rounds,
-        accuracy=totals.accuracy,
+        score=totals.score,
+        score_name=objective.score_name,
+        maximize=objective.maximize,
         loss=totals.loss,
         virtual_seconds=progress.virtual_seconds,
         bytes_up=totals.bytes_up,

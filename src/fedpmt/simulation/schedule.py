@@ -69,6 +69,6 @@ def local_settings(
         found,
         optimizer or make_optimizer(settings),
         settings.clip_norm,
-        settings.prefix,
+        "cache" if settings.keeps_prefix else "recompute",
         None if settings.dp_clip is None else Privacy(settings.dp_clip, settings.dp_noise),
     )

@@ -105,11 +105,16 @@ def split_forward(
     suffix = site.forward(model, frozen)
     if site.settings.prefix == "recompute":
         return data, lambda tensors, inputs: suffix(tensors, model.prefix(frozen, tensors, inputs))
-    hidden = [
-        model.prefix(frozen, fixed, data.take(slice(start, start + PREFIX_BATCH)).inputs)
-        for start in range(0, len(data), PREFIX_BATCH)
-    ]
-    return Examples(torch.cat(hidden), data.targets, data.ids), suffix
+    hidden = model.prefix(frozen, fixed, data.take(slice(0, PREFIX_BATCH)).inputs)
+    if len(data) > PREFIX_BATCH:
+        # Written to their place: to join them at the end would take all of them twice.
+        first, hidden = hidden, hidden.new_empty(len(data), *hidden.shape[1:])
+        hidden[:PREFIX_BATCH] = first
+        del first
+        for start in range(PREFIX_BATCH, len(data), PREFIX_BATCH):
+            span = slice(start, start + PREFIX_BATCH)
+            hidden[span] = model.prefix(frozen, fixed, data.take(span).inputs)
+    return Examples(hidden, data.targets, data.ids), suffix
 
 
 def train(work: LocalWork[Any], job: Job[Any]) -> tuple[Reply, Any]:
@@ -172,8 +177,8 @@ def local_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float]:
             stepper.step(run.params, clip(gradients, settings.clip_norm), rate, run.corner)
             run.steps += 1
             total += float(loss.detach())
-            # Else the next step's gradients would be made while these are still held.
-            del found, gradients, loss
+            # Else the next step's batch and gradients would be made while these are still held.
+            del batch, found, gradients, loss
     return run, total / max(1, run.steps)
 
 

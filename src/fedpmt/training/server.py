@@ -84,7 +84,7 @@ class _Stepping(ServerOptimizer):
 
 
 @dataclass(frozen=True)
-class ServerSGD(_Stepping):
+class SGD(_Stepping):
     """w <- w + η Δ."""
 
     lr: float = 1.0  # η
@@ -148,7 +148,7 @@ class _Adaptive(_Stepping):
 
 
 @dataclass(frozen=True)
-class ServerAdam(_Adaptive):
+class Adam(_Adaptive):
     """FedAdam: v <- β_2 v + (1 - β_2) Δ²."""
 
     def _renew(self, square: Tensor, new: Tensor) -> Tensor:
@@ -176,9 +176,9 @@ class Adagrad(_Adaptive):
 REPLACE = ServerOptimizer()
 SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
     "none": ServerOptimizer,
-    "sgd": ServerSGD,
+    "sgd": SGD,
     "momentum": Momentum,
-    "adam": ServerAdam,
+    "adam": Adam,
     "yogi": Yogi,
     "adagrad": Adagrad,
 }
@@ -201,12 +201,12 @@ def make_server(
     if kind == "none":
         return REPLACE
     if kind == "sgd":
-        return ServerSGD(**rate)
+        return SGD(**rate)
     if kind == "momentum":
         return Momentum(momentum, nesterov=nesterov, **rate)
     if kind == "adagrad":
         return Adagrad(tau=tau, **rate)
-    adaptive = ServerAdam if kind == "adam" else Yogi
+    adaptive = Adam if kind == "adam" else Yogi
     return adaptive(beta1=momentum, beta2=beta2, tau=tau, **rate)
 
 
@@ -214,19 +214,19 @@ def server_settings(server: ServerOptimizer) -> dict[str, Any]:
     """The settings that make this optimizer, so that a run's record says what ran.
 
     >>> server_settings(Momentum(0.9, lr=0.3))
-    {'server_optimizer': 'momentum', 'server_lr': 0.3, 'server_momentum': 0.9, 'server_nesterov': False}
+    {'server_optimizer': 'momentum', 'server_momentum': 0.9, 'server_lr': 0.3, 'server_nesterov': False}
     """
     kind = next((name for name, one in SERVER_OPTIMIZERS.items() if type(server) is one), None)
     if kind is None:
         raise SettingError(
             f"server = {type(server).__name__} is unknown (allowed: {', '.join(SERVER_OPTIMIZERS)})"
         )
-    names = {"beta": "momentum", "beta1": "momentum"} if kind != "adagrad" else {"beta1": ""}
-    fields = {names.get(field.name, field.name): getattr(server, field.name) for field in dataclasses.fields(server)}
-    return {
-        "server_optimizer": kind,
-        **{f"server_{name}": value for name, value in sorted(fields.items()) if name and (kind != "adagrad" or name != "beta2")},
-    }
+    fields = {field.name: getattr(server, field.name) for field in dataclasses.fields(server)}
+    # What a kind does not use is not said: Adagrad has no β_2, and its β_1 is not a setting.
+    names = {"beta": "momentum", "beta1": "momentum"}
+    unused = ("beta1", "beta2") if kind == "adagrad" else ()
+    said = {f"server_{names.get(name, name)}": value for name, value in fields.items() if name not in unused}
+    return {"server_optimizer": kind, **said}
 
 
 def _check(**values: float) -> None:

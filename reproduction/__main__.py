@@ -1,0 +1,239 @@
+"""`python -m reproduction`: the paper's tables and figures, and all methods under one budget.
+
+Loads no torch until a page is made.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from platformdirs import user_cache_dir
+
+from fedpmt.cli.main import run_app
+from fedpmt.cli.runs import parse_seeds
+from fedpmt.cli.show import say
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from reproduction.artefact import Artefact
+    from reproduction.library import Library
+    from reproduction.paper import Experiment, Scope
+
+PROGRAM = "python -m reproduction"
+PAGES = {
+    "complexity": "Table I of the paper: the operations of every depth.",
+    "comparison": "The paper's comparison of methods, each cell found out from the method itself.",
+    "accuracy": "Figure 1 of the paper: test accuracy against rounds.",
+    "completion-time": "Table II of the paper: virtual time to an accuracy.",
+    "studies": "What the paper leaves open, as small studies on embedded data.",
+    "convergence": "Theorem 1 of the paper against convex problems.",
+    "rivals": "Methods that exchange weights, at equal operations.",
+}
+
+app = typer.Typer(
+    help="Make the paper's tables and figures again, with its own values beside ours, and compare all methods. "
+    "Every command writes a page as Markdown and as HTML, its numbers as JSON and its figures as SVG.",
+    epilog="Examples: [bold]python -m reproduction accuracy --quick[/] (minutes, on embedded data) · "
+    "[bold]python -m reproduction accuracy --seeds 0-9 --draw-only --out docs/results[/] (from the kept runs)",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Seeds = Annotated[str, typer.Option(help="Seeds, e.g. 0-9 or 0,3. Runs that are kept are not played again.")]
+Out = Annotated[Path, typer.Option(help="Folder of the pages and figures.")]
+Records = Annotated[
+    Path | None, typer.Option(help="Folder of the kept runs (default: records in the output folder).")
+]
+Work = Annotated[
+    Path | None, typer.Option(help="Folder of runs that are not finished (default: the user cache).")
+]
+DataDir = Annotated[
+    Path | None, typer.Option(help="Folder of the data files; else FEDPMT_DATA, else the user cache.")
+]
+Jobs = Annotated[int, typer.Option(help="Runs played at a time; 0: one per core.", min=0)]
+Quick = Annotated[bool, typer.Option("--quick", help="A small version on embedded data.")]
+DrawOnly = Annotated[
+    bool, typer.Option("--draw-only", help="Train nothing: make the pages from the runs that are kept.")
+]
+
+
+def _pages_command(names: Sequence[str]) -> Callable[..., None]:
+    def command(
+        seeds: Seeds = "0",
+        out: Out = Path("results"),
+        records: Records = None,
+        work: Work = None,
+        data_dir: DataDir = None,
+        jobs: Jobs = 0,
+        quick: Quick = False,
+        draw_only: DrawOnly = False,
+    ) -> None:
+        numbers = parse_seeds(seeds)
+        from reproduction.catalogue import EXPERIMENTS
+        from reproduction.paper import Scope
+
+        library = _library(out, records, work, jobs)
+        scope = Scope(numbers, quick, data_dir)
+        _produce([EXPERIMENTS[name] for name in names], library, scope, out, draw_only=draw_only)
+
+    return command
+
+
+for _name, _about in PAGES.items():
+    _example = f"Example: [bold]{PROGRAM} {_name} --quick --out results[/]"
+    app.command(_name, help=_about, epilog=_example)(_pages_command([_name]))
+app.command(
+    "all",
+    help=f"All of these pages: {', '.join(PAGES)}.",
+    epilog=f"Example: [bold]{PROGRAM} all --quick --out results[/]",
+)(_pages_command(tuple(PAGES)))
+
+
+@app.command(
+    epilog=f"Examples: [bold]{PROGRAM} leaderboard --quick[/] · "
+    f"[bold]{PROGRAM} leaderboard --strongest --case deadline --seeds 0-2 --out docs/results --guide docs[/]"
+)
+def leaderboard(
+    entrants: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ENTRANT]...",
+            help="Methods, or METHOD:VARIANT, e.g. feddrop:unscaled; default: all methods and variants.",
+        ),
+    ] = None,
+    data: Annotated[str, typer.Option(help="embedded, mnist, fashion-mnist or cifar10.")] = "embedded",
+    partition: Annotated[
+        str, typer.Option(help="One split or several: iid, classes:N, dirichlet:ALPHA.")
+    ] = "iid,classes:2",
+    rounds: Annotated[
+        int | None, typer.Option(help="Global rounds (default: 100 on embedded data, else 200).", min=1)
+    ] = None,
+    seeds: Seeds = "0",
+    out: Out = Path("results"),
+    records: Records = None,
+    work: Work = None,
+    data_dir: DataDir = None,
+    jobs: Jobs = 0,
+    guide: Annotated[
+        Path | None,
+        typer.Option(help="A document, or a folder of them, whose marked spots are filled with the numbers."),
+    ] = None,
+    case: Annotated[
+        str,
+        typer.Option(
+            help="Another situation, on embedded data: even (a fleet of two speeds) or deadline (15 s a round)."
+        ),
+    ] = "",
+    strongest: Annotated[
+        bool,
+        typer.Option(
+            "--strongest", help="Each method in its strongest form, and no variants except those named."
+        ),
+    ] = False,
+    quick: Quick = False,
+    draw_only: DrawOnly = False,
+) -> None:
+    """Compare all methods under one budget: accuracy, time, bytes, operations, memory, and what each needs."""
+    from fedpmt.data.partition import check_spec
+
+    numbers = parse_seeds(seeds)
+    partitions = [part.strip() for part in partition.split(",")]
+    for one in partitions:
+        check_spec(one)
+    if len(set(partitions)) < len(partitions):
+        raise SettingError(f"partition = '{partition}' names a split twice")
+    from reproduction.entrants import STRONGEST, Contest, entrants_of
+    from reproduction.guide import documents_of, fill
+    from reproduction.leaderboard import leaderboard as experiment
+    from reproduction.paper import Scope
+
+    named = [*(entrants or []), *(one.name for one in STRONGEST if strongest)]
+    chosen = entrants_of(named)
+    contest = Contest(
+        numbers, data, tuple(partitions), rounds, chosen, quick=quick, data_dir=data_dir, case=case
+    )
+    documents = [] if guide is None else documents_of(guide, contest.key)
+    library = _library(out, records, work, jobs)
+    [artefact] = _produce(
+        [experiment(contest)], library, Scope(numbers, quick, data_dir), out, draw_only=draw_only
+    )
+    for document in documents:
+        fill(document, contest.key, artefact.values)
+        say(str(document))
+
+
+@app.command(epilog=f"Example: [bold]{PROGRAM} migrate docs/results/records[/]")
+def migrate(
+    records: Annotated[Path, typer.Argument(help="Folder of the kept runs.", exists=True, file_okay=False)],
+) -> None:
+    """Check all kept runs against their hashes, and give those of an older version today's names."""
+    from reproduction.migration import migrate_archives
+
+    for path in migrate_archives(records):
+        say(str(path))
+
+
+def _library(out: Path, records: Path | None, work: Path | None, jobs: int) -> Library:
+    from reproduction.library import Library
+
+    cache = work or Path(user_cache_dir("fedpmt")) / "reproduction"
+    return Library(records or out / "records", cache, jobs or None)
+
+
+def _produce(
+    experiments: Sequence[Experiment], library: Library, scope: Scope, out: Path, *, draw_only: bool
+) -> list[Artefact]:
+    """Play what is missing, pack it, publish the pages, and list what was written."""
+    from reproduction.artefact import publish
+    from reproduction.claims import write_verdicts
+    from reproduction.library import name_of
+    from reproduction.progress import progress
+
+    wanted = {experiment.name: experiment.runs(scope) for experiment in experiments}
+    every = [settings for runs in wanted.values() for settings in runs]
+    missing = library.missing(every)
+    if not draw_only and missing:
+        say(f"{len(missing)} runs to play, of {len({name_of(one) for one in every})}")
+        try:
+            with progress(len(missing)) as report:
+                library.play(every, report)
+        except KeyboardInterrupt:
+            say("interrupted; the same command continues where it stopped")
+            raise
+    for name, runs in wanted.items():
+        packed = library.pack(name, runs)
+        if packed is not None:
+            say(str(packed))
+    made = [_made(experiment, library, scope) for experiment in experiments]
+    for artefact in made:
+        for path in publish(artefact, out):
+            say(str(path))
+    verdicts = write_verdicts(out)
+    if verdicts is not None:
+        say(str(verdicts))
+    return made
+
+
+def _made(experiment: Experiment, library: Library, scope: Scope) -> Artefact:
+    """A page drawn while some of its runs are missing names the command that draws it so."""
+    artefact = experiment.make(library, scope)
+    if not library.missing(experiment.runs(scope)):
+        return artefact
+    return replace(artefact, command=f"{artefact.command} --draw-only")
+
+
+def program(arguments: Sequence[str] | None = None) -> int:
+    """Run `python -m reproduction` and return its exit code."""
+    return run_app(app, PROGRAM, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(program())

@@ -1,0 +1,111 @@
+"""What the library knows about a data set before any of it is read. Loads neither NumPy nor torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from fedpmt.data.base import FederatedData
+    from fedpmt.data.datasets import LoadedDataset
+    from fedpmt.data.fetching import Source
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of a data set. Size and checksum are of the unpacked content, whichever source it came from."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class OtherForm:
+    """The same data set in files of another form. They are read where they are found, but never fetched."""
+
+    names: tuple[str, ...]
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Mean and standard deviation of each channel over the training images, where the largest byte is 1."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Settings of a run where the user gives none; for the paper's data sets those of its section IV-B."""
+
+    devices: int = 50  # |K|
+    samples: int = 80  # |D_k|
+    cohort: int = 10  # |S|
+    batch: int = 10
+    lr: float = 0.05  # η
+    rounds: int = 100  # T
+
+
+Load = Callable[["Dataset", Path, "Scale | None"], "LoadedDataset"]
+"""Reads a data set from the data folder, standardised by this scale (its own, or that of another set)."""
+
+
+class Draw(Protocol):
+    """Draws a data set that has no samples of its own, device by device."""
+
+    def __call__(
+        self,
+        argument: str,
+        *,
+        seed: int,
+        devices: int,
+        samples: int,
+        input_shape: tuple[int, ...] | None,
+        public: str,
+        validation: float,
+    ) -> FederatedData:
+        """Return the fleet's data; `argument` is what follows the colon in the data set's name."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The description of a data set: all that the rest of the library knows about it.
+
+    Each module of `fedpmt.data.sets` ends in one of these, named `DATASET`; adding such a module is all it
+    takes to add a data set. A set has either `load` (samples that exist) or `draw` (samples that are drawn for
+    each device). Both functions import NumPy and their readers only when they are called.
+    """
+
+    name: str
+    shape: tuple[int, ...]  # of one input
+    classes: int | None  # None: regression
+    defaults: Defaults
+    load: Load | None = None
+    draw: Draw | None = None
+    train: int | None = None  # number of training samples; None: as many as the devices ask for
+    scale: Scale | None = None  # None: `load` returns inputs that need no scaling
+    built_in: str = ""  # where the samples come from if there is nothing to fetch
+    files: tuple[DataFile, ...] = ()
+    places: tuple[str, ...] = ()  # folders the files are looked for in; fetching writes to the first
+    other_form: OtherForm | None = None
+    sources: tuple[Source, ...] = ()  # tried in this order
+    part_of: str = ""  # the larger data set that these samples are taken from
+    argument: str = ""  # what may follow the name, e.g. "ALPHA,BETA"
+    check: Callable[[str], object] | None = None  # raises SettingError if the argument cannot be used
+
+    def __post_init__(self) -> None:
+        if (self.load is None) == (self.draw is None):
+            raise ValueError(f"data set {self.name}: exactly one of load and draw must be given")
+        if bool(self.built_in) == bool(self.files):
+            raise ValueError(f"data set {self.name}: exactly one of built_in and files must be given")
+        if self.files and not (self.places and self.sources):
+            raise ValueError(f"data set {self.name}: files need places and sources")
+
+    @property
+    def origin(self) -> str:
+        """The data set that the samples belong to: two sets with the same origin share samples."""
+        return self.part_of or self.name
