@@ -78,7 +78,7 @@ def new_generator(
 
 
 def generate(generator: Tensors, noise: Tensor, labels: Tensor, *, training: bool = False) -> Tensor:
-    """G(ε, y). In training the running statistics are moved, in place; else they are used."""
+    """G(ε, y) = W_2 relu(norm(W_1 [ε, onehot(y)])). In training running statistics are moved, in place; else used."""
     import torch
     from torch.nn import functional
 

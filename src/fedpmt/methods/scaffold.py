@@ -223,6 +223,8 @@ class Scaffold(Method[Variates, Control]):
 
     def __post_init__(self) -> None:
         require(self, server_rate=(self.server_rate > 0, "> 0"))
+        alone = self.server_rate == 1 or self.server == REPLACE
+        require(self, server_rate=(alone, "1 with a server optimizer, which has a rate of its own"))
 
     @property
     def traits(self) -> Traits:

@@ -18,7 +18,7 @@ from fedpmt.training.local import Job, LocalSettings, LocalWork, Run
 from fedpmt.training.messages import UPDATE, Reply
 from fedpmt.training.optimizers import clip
 from fedpmt.training.privacy import NOISE
-from fedpmt.types import MODEL, Examples
+from fedpmt.types import MODEL, Examples, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,6 +199,12 @@ def conclude(work: LocalWork[Any], run: Run[Any], loss: float) -> tuple[Reply, A
     update = changes(run)
     metrics = {LOSS: loss, **outcome.metrics}
     if privacy is not None:
+        if outcome.tensors or outcome.scalars:
+            # Neither clipped nor noised: rather no reply than one that tells what was promised not to be told.
+            more = ", ".join(sorted({*outcome.tensors, *outcome.scalars}))
+            raise SettingError(
+                f"dp-clip does not protect what {type(work).__name__} sends in addition: {more}"
+            )
         update, metrics = privacy.protect(update, job.rng(NOISE)), {}
     tensors = {UPDATE: update, **outcome.tensors}
     part, samples = job.part, len(job.data)
