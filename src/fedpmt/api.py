@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import records
-from fedpmt.methods.registry import METHODS, create, method_class
+from fedpmt.methods.registry import METHODS, create, fields, method_class
 from fedpmt.records import RoundRecord, RunRecord, read_run
 from fedpmt.settings import Settings, resolve
 from fedpmt.simulation.runner import exclusive, open_folder, simulate
+from fedpmt.training.server import REPLACE, make_server, server_settings
 from fedpmt.types import Arrays, SettingError
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from fedpmt.simulation.problem import Problem
 
 OWN_DATA, OWN_TASK = "arrays", "own"
+SERVER = "server"
+"""The field of a method that holds the server's optimizer; methods that do not average parts have none."""
+
 OnRound = Callable[[RoundRecord], None]
 
 
@@ -104,7 +108,9 @@ def _named(
     given: dict[str, Any] = {**settings, "method": type(method).__name__.lower(), "options": {}}
     for field in dataclasses.fields(method):  # type: ignore[arg-type]
         value = getattr(method, field.name)
-        if field.name not in Settings.model_fields:
+        if field.name == SERVER:
+            given |= {} if value == REPLACE else server_settings(value)
+        elif field.name not in Settings.model_fields:
             if isinstance(value, str | int | float):
                 given["options"][field.name] = value
         elif settings.get(field.name) is None:
@@ -189,11 +195,23 @@ def shared_of(settings: Settings) -> dict[str, Any]:
         from fedpmt.models.nets import net
 
         shared["depths"] = net(settings.task).depths[0]
+    shared[SERVER] = make_server(
+        settings.server_optimizer,
+        settings.server_lr,
+        settings.server_momentum,
+        settings.server_nesterov,
+        settings.server_beta2,
+        settings.server_tau,
+    )
     return shared
 
 
 def method_of(settings: Settings) -> Method[Any, Any]:
     """The method that settings name; fields it shares with the run take the run's values."""
+    if settings.server_optimizer != "none" and SERVER not in fields(settings.method):
+        raise SettingError(
+            f"server-optimizer = '{settings.server_optimizer}' is refused: {settings.method} has no server step"
+        )
     return create(settings.method, settings.options, shared_of(settings))
 
 

@@ -12,7 +12,7 @@ from fedpmt.cli.main import program
 from fedpmt.flower import kept
 from fedpmt.flower.app_folder import read_app
 from fedpmt.flower.deployment import Deployment
-from fedpmt.training.private import epsilon
+from fedpmt.training.privacy import epsilon
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
