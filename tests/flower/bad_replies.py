@@ -89,6 +89,11 @@ def more_groups(records: RecordDict) -> None:
     records["control"] = ArrayRecord({"x": Array(np.zeros(3, np.float32))})
 
 
+def weights(records: RecordDict) -> None:
+    """As nodes replied before replies carried differences."""
+    records["model"] = records.array_records.pop("update")
+
+
 def metrics(found: Mapping[str, float]) -> Callable[[RecordDict], None]:
     def apply(records: RecordDict) -> None:
         records["metrics"] = MetricRecord(dict(found))
@@ -125,6 +130,7 @@ KINDS: list[tuple[Callable[[RecordDict], None], str]] = [
     (missing, "tensors of update without"),
     (more_layers, "with extra"),
     (more_groups, "groups with control"),
+    (weights, "groups without update and with model"),
     (values(lambda array: array[:-1]), "has shape (9,), not (10,)"),
     (values(lambda array: array.astype(np.float64)), "is of type float64, not float32"),
     (filled(math.nan), "holds values that are not finite"),

@@ -68,6 +68,18 @@ def test_a_node_that_came_later_does_not_change_what_widths_are_fitted_to(tmp_pa
     assert whole.result.weights_sha256 == resumed.result.weights_sha256
 
 
+@pytest.mark.parametrize("secagg", [False, True])
+def test_what_the_servers_optimizer_keeps_is_in_the_checkpoint(secagg: bool, tmp_path: Path) -> None:
+    given = {**GIVEN, "server_optimizer": "adam", "server_lr": 0.02, "levels": "1/4,1/2,1"}
+    whole, _ = deploy(tmp_path / "whole", given, secagg=secagg)
+    with pytest.raises(KilledError):
+        deploy(tmp_path / "part", given, killed_in(2), secagg=secagg)
+    resumed, _ = deploy(tmp_path / "part", given, resume=True, secagg=secagg)
+    assert whole.result is not None
+    assert resumed.result is not None
+    assert whole.result.weights_sha256 == resumed.result.weights_sha256
+
+
 def test_a_round_that_devices_answered_twice_counts_twice(tmp_path: Path) -> None:
     given = {**GIVEN, "dp_clip": 0.1, "dp_noise": 1.0}
     with pytest.raises(KilledError):
