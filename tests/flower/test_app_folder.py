@@ -19,9 +19,8 @@ from fedpmt import api
 from fedpmt.cli.main import program
 from fedpmt.data import embedded
 from fedpmt.flower import apps, node_problem
-from fedpmt.flower.client import folder_of, spend
-from fedpmt.flower.deployment import Deployment, read_config, write_config
-from fedpmt.flower.kept import begin
+from fedpmt.flower.client import spend, state_folder
+from fedpmt.flower.deployment import Deployment, begin, read_config, write_config
 from fedpmt.flower.loopback import node_configs
 from fedpmt.records import read_run
 from fedpmt.types import SettingError
@@ -125,14 +124,14 @@ def test_a_run_has_one_name_that_nodes_take(name: str, tmp_path: Path) -> None:
     first = begin(folder, Deployment()).run
     assert first == begin(folder, Deployment()).run
     context = Context(1, 2, {"partition-id": 0, "state-dir": str(tmp_path / "own")}, RecordDict(), {})
-    assert folder_of(first, context, "") == tmp_path / "own" / first
+    assert state_folder(first, context, "") == tmp_path / "own" / first
 
 
 @pytest.mark.parametrize("name", ["../other", "/etc", "", "a/b", "x" * 300])
 def test_a_node_writes_nowhere_else(name: str, tmp_path: Path) -> None:
     context = Context(1, 2, {"partition-id": 0, "state-dir": str(tmp_path)}, RecordDict(), {})
     with pytest.raises(SettingError, match="is not a run's name"):
-        folder_of(name, context, "")
+        state_folder(name, context, "")
 
 
 def example() -> ModuleType:

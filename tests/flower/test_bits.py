@@ -109,7 +109,10 @@ def test_server_adam_has_the_same_bits_where_devices_fail(tmp_path: Path) -> Non
     given = {**BITS, "method": "fedpmt", "server_optimizer": "adam", "server_lr": 0.02}
     simulated = api.run(out=tmp_path / "simulated", failure=0.4, **given)
     failed = {
-        (step.round - 1, one.device) for step in simulated.rounds for one in step.devices if one.outcome == "failed"
+        (step.round - 1, one.device)
+        for step in simulated.rounds
+        for one in step.devices
+        if one.outcome == "failed"
     }
     uncovered = [set(step.layers.values()) for step in simulated.rounds]
     assert any(0 in counts and counts != {0} for counts in uncovered)
@@ -127,7 +130,7 @@ def test_server_adam_has_the_same_bits_where_devices_fail(tmp_path: Path) -> Non
 
 
 def test_a_server_optimizer_is_refused_where_there_is_no_server_step(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="^server-optimizer = 'adam' is refused: prunefl [^\n]*$"):
+    with pytest.raises(SettingError, match=r"^server-optimizer = 'adam' is refused: prunefl [^\n]*$"):
         deploy(tmp_path, {**BITS, "method": "prunefl", "server_optimizer": "adam"})
     assert not (tmp_path / "run").exists()
 

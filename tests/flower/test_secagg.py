@@ -15,10 +15,11 @@ from torch import nn
 
 from fedpmt import api
 from fedpmt.cli.main import program
-from fedpmt.flower import apps, node_problem, sealed, strategy
+from fedpmt.flower import apps, node_problem, strategy
 from fedpmt.flower.app_folder import read_app
-from fedpmt.flower.deployment import summed
-from fedpmt.flower.layer_vector import Cover, read_cover
+from fedpmt.flower.deployment import summable
+from fedpmt.flower.secure import sealed
+from fedpmt.flower.secure.layer_vector import Cover, read_cover
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.methods.base import Round
 from fedpmt.parts.part import Whole
@@ -511,7 +512,7 @@ def test_plain_flwr_run_refuses_it_too(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", summed())
+@pytest.mark.parametrize("name", summable())
 def test_methods_whose_layers_add_up_train_whole_tensors(name: str) -> None:
     """What a method says of its sums is what its parts are."""
     given = api.settings_of({**RUN, "method": name})
