@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from fedpmt.flower.client import spend, state_folder
 from fedpmt.flower.deployment import Deployment, begin, read_config, write_config
 from fedpmt.flower.loopback import node_configs
 from fedpmt.records import read_run
+from fedpmt.training.optimizers import Adam
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -217,6 +219,27 @@ def test_private_noise_is_the_devices_own_and_its_replies_are_counted(tmp_path: 
     spend(tmp_path / "other", 1)
     with pytest.raises(SettingError, match="has sent the 1 replies"):
         spend(tmp_path / "other", 1)
+
+
+def adaptive(settings: Any) -> Any:
+    """A task that comes with fedpmt, with an optimizer and a rate that no setting has."""
+    plain = api.paper_problem_of(settings)
+    return replace(plain, optimizer=Adam(betas=(0.5, 0.9)), rate=lambda index: 0.01 / (index + 1))
+
+
+def test_an_app_may_have_an_optimizer_of_its_own(tmp_path: Path) -> None:
+    given = {**TWO_NODES, "method": "fedavg", "rounds": 2, "levels": "1"}
+    run, _ = deploy(tmp_path / "own", given, apps=apps(adaptive))
+    plain, _ = deploy(tmp_path / "plain", {**given, "optimizer": "adam", "lr": 0.01})
+    assert (run.settings["optimizer"], run.settings["schedule"]) == ("custom", "custom")
+    assert run.rounds[1].learning_rate == 0.005
+    assert run.result is not None
+    assert plain.result is not None
+    assert run.result.weights_sha256 != plain.result.weights_sha256
+    with pytest.raises(
+        SettingError, match="^optimizer = 'custom' is refused: the app's problem has no optimizer"
+    ):
+        deploy(tmp_path / "none", {**given, "optimizer": "custom"})
 
 
 def normed(settings: Any) -> Any:

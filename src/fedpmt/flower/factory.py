@@ -97,12 +97,12 @@ def serve(
     check(settings)
     method = method_of(settings)
     check_deployable(method, settings, deployment)
-    # Compared with what devices take, a checkpoint after each round costs nothing.
-    settings = settings.model_copy(update={"checkpoint_seconds": 0.0})
     problem = make(settings)
     check_problem(problem, settings, method)
-    if problem.optimizer is not None:
-        settings = settings.model_copy(update={"optimizer": CUSTOM})  # so that the record says what ran
+    # The record says what ran; and compared with what devices take, a checkpoint after each round costs nothing.
+    own = {"optimizer": problem.optimizer, "schedule": problem.rate}
+    custom = {key: CUSTOM for key, value in own.items() if value is not None}
+    settings = settings.model_copy(update={"checkpoint_seconds": 0.0, **custom})
     folder = Path(deployment.out or f"fedpmt-{settings.method}-{run_id}").absolute()
     open_folder(folder, settings, resume=deployment.resume)
     if (folder / records.RESULT).exists():
