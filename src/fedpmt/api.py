@@ -424,11 +424,23 @@ def shared_of(settings: Settings) -> dict[str, Any]:
         from fedpmt.models.nets import net
 
         shared["depths"] = net(settings.task).depths[0]
+    shared[SERVER] = make_server(
+        settings.server_optimizer,
+        settings.server_lr,
+        settings.server_momentum,
+        settings.server_nesterov,
+        settings.server_beta2,
+        settings.server_tau,
+    )
     return shared
 
 
 def method_of(settings: Settings) -> Method[Any, Any]:
     """The method that settings name; fields it shares with the run take the run's values."""
+    if settings.server_optimizer != "none" and SERVER not in fields(settings.method):
+        raise SettingError(
+            f"server-optimizer = '{settings.server_optimizer}' is refused: {settings.method} has no server step"
+        )
     return create(settings.method, settings.options, shared_of(settings))
 
 

@@ -14,7 +14,14 @@ from fedpmt.simulation.schedule import local_settings
 if TYPE_CHECKING:
     from pathlib import Path
 
-SMALL: dict[str, Any] = {"data": "synthetic", "devices": 6, "cohort": 6, "samples": 20, "rounds": 2, "eval_every": 2}
+SMALL: dict[str, Any] = {
+    "data": "synthetic",
+    "devices": 6,
+    "cohort": 6,
+    "samples": 20,
+    "rounds": 2,
+    "eval_every": 2,
+}
 
 
 def depths(table: dict[str, Any]) -> list[int]:
