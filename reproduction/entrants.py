@@ -110,9 +110,7 @@ ENTRANTS = (
         exchanges=True,
         personal=True,
     ),
-    Entrant(
-        "fedgkt", "distillation on both sides, T = 3", {"rate": 0.001}, exchanges=True, personal=True
-    ),
+    Entrant("fedgkt", "distillation on both sides, T = 3", {"rate": 0.001}, exchanges=True, personal=True),
     Entrant(
         "fedgen",
         "A from 10 and B from 1, falling, as its code has for EMNIST",

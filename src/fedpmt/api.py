@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from fedpmt import records
 from fedpmt.data.registry import with_samples
-from fedpmt.methods.registry import METHODS, create, fields, method_class, name_of
+from fedpmt.methods.registry import METHODS, create, fields, method_class, method_names, name_of, short_name
 from fedpmt.records import ACCURACY, RoundRecord, RunRecord, check_target, read_run
 from fedpmt.settings import RunSettings, Settings, resolve
 from fedpmt.simulation.runner import exclusive, open_folder, simulate
@@ -300,7 +300,7 @@ def _under_budget(method: Method[Any, Any]) -> Method[Any, Any]:
 
 
 def options_for(method: str, options: Mapping[str, Any], others: Sequence[str] = ()) -> dict[str, Any]:
-    """The options meant for one method: METHOD.KEY, `method.KEY`, or a bare KEY.
+    """The options meant for one method: METHOD.KEY, `method.KEY`, or a bare KEY; a class is also called class.KEY.
 
     >>> options_for("feddrop", {"feddrop.scope": "all", "scaling": "true"})
     {'scope': 'all', 'scaling': 'true'}
@@ -310,12 +310,11 @@ def options_for(method: str, options: Mapping[str, Any], others: Sequence[str] =
         owner, dot, name = key.rpartition(".")
         if not dot and name not in fields(method) and any(name in fields(other) for other in others):
             continue  # meant for another of the methods that are compared
-        if not dot or owner in (method, "method"):
+        if not dot or owner in (method, "method", short_name(method)):
             chosen[name] = value
-        elif owner not in others:
-            raise SettingError.unknown(
-                "set: method", owner, [method, *others] if owner in METHODS else METHODS
-            )
+        elif owner not in others and owner not in map(short_name, others):
+            known = [method, *others] if owner in METHODS else method_names()
+            raise SettingError.unknown("set: method", owner, known)
     return chosen
 
 
@@ -424,23 +423,11 @@ def shared_of(settings: Settings) -> dict[str, Any]:
         from fedpmt.models.nets import net
 
         shared["depths"] = net(settings.task).depths[0]
-    shared[SERVER] = make_server(
-        settings.server_optimizer,
-        settings.server_lr,
-        settings.server_momentum,
-        settings.server_nesterov,
-        settings.server_beta2,
-        settings.server_tau,
-    )
     return shared
 
 
 def method_of(settings: Settings) -> Method[Any, Any]:
     """The method that settings name; fields it shares with the run take the run's values."""
-    if settings.server_optimizer != "none" and SERVER not in fields(settings.method):
-        raise SettingError(
-            f"server-optimizer = '{settings.server_optimizer}' is refused: {settings.method} has no server step"
-        )
     return create(settings.method, settings.options, shared_of(settings))
 
 

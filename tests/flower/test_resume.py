@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fedpmt.training.private import epsilon
 from in_process import BITS, InProcessGrid, deploy, nodes_of
 
 from fedpmt import api
