@@ -145,7 +145,7 @@ def is_compiled(name: str) -> bool:
             public=federation.data.public,
         )
         executor.compute(method.local, unit)
-    return executor.paths == {"compiled"}
+    return executor.paths.seen == {"compiled"}
 
 
 def methods_text(results: MethodResults) -> str:

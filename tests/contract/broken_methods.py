@@ -55,7 +55,7 @@ class Changeable(Method[Averaged, None]):
 
     weight: str = "samples"
     local = FedAvg.local
-    init, assign, fold, predictor = FedAvg.init, FedAvg.assign, FedAvg.fold, FedAvg.predictor  # type: ignore[assignment]
+    init, assign, fold, predictor = FedAvg.init, FedAvg.assign, FedAvg.fold, FedAvg.predictor
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def test_a_run_is_not_resumed_by_another_executor(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    absent = "cuda" if not torch.cuda.is_available() else "mps"
+    absent: Any = "cuda" if not torch.cuda.is_available() else "mps"
     with pytest.raises(SettingError, match=f"device = '{absent}' is refused"):
         api.run("fedavg", rounds=1, device=absent, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -20,7 +20,7 @@ from fedpmt.parts.depth import full, suffix, suffixes
 from fedpmt.parts.part import Mask, Part, take, within
 from fedpmt.parts.width import corners, random_channels, thinned
 from fedpmt.seeds import generator
-from fedpmt.training.local import LocalSettings, sgd_step
+from fedpmt.training.optimizers import SGD
 from support import samples, small_net
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ class Case:
     batch: int = 7
     limit: int | None = None
     cached: bool = True
-    draws: np.ndarray | None = None
 
     @property
     def received(self) -> dict[str, Tensor]:
@@ -59,25 +58,23 @@ class Case:
             "cached": self.cached,
             "rule": self.rule,
         }
-        given |= {"draws": self.draws, **changes}
+        given |= changes
         return kernels.train(self.model, self.part, self.received, self.data, self.orders, **given)
 
     def by_autograd(self) -> tuple[dict[str, Tensor], float]:
         """In double precision, every step written out."""
         received = {name: one.double() for name, one in self.received.items()}
         params = {name: received[name].clone().requires_grad_() for name in self.part.trained}
-        rule, velocity, losses = self.rule, dict[str, Tensor](), list[float]()
-        settings = LocalSettings(
-            1, 1, rule.learning_rate, rule.momentum, rule.weight_decay, nesterov=rule.nesterov
-        )
+        rule, losses = self.rule, list[float]()
+        stepper = SGD(rule.momentum, rule.nesterov, rule.weight_decay).start()
         for positions in self.orders:
             for start in range(0, len(self.data), self.batch):
                 step = len(losses)
                 if step == self.limit:
                     break
                 corner: dict[str, tuple[slice, ...]] = {}
-                if self.draws is not None and self.draws[step] < len(self.part.inner):
-                    corner = corners(self.model.structure, self.part.inner[self.draws[step]])
+                if rule.draws is not None and rule.draws[step] < len(self.part.inner):
+                    corner = corners(self.model.structure, self.part.inner[rule.draws[step]])
                 tensors = {
                     name: one[corner.get(name, ...)] * rule.factors.get(name, 1.0)
                     for name, one in {**received, **params}.items()
@@ -92,7 +89,7 @@ class Case:
                 for name, one in params.items():
                     gradients[name] += rule.constant.get(name, 0)
                     gradients[name] += rule.strength * (one.detach() - received[name])
-                sgd_step(params, gradients, velocity, settings, corner)
+                stepper.step(params, gradients, rule.learning_rate, corner)
                 losses.append(float(loss.detach()))
         sent = {name: within(kept, self.part.sent[name]) for name, kept in self.part.trained.items()}
         return {name: take(params[name].detach(), sent[name]) for name in sent}, float(np.mean(losses))
@@ -199,8 +196,8 @@ def test_each_step_trains_a_drawn_width(rule: StepRule, name: str) -> None:
     part = replace(thinned(model.structure, axes, 0.9), inner=inner)
     draws = np.array([2, 0, 1, 1, 0, 2, 0])  # one more than there are steps
     data = samples(17, NETS[name].input_shape, 10)
-    Case(model, part, data, rule, epochs=2, draws=draws).check(5e-5)
-    narrow = Case(model, part, data, rule, epochs=2, draws=np.zeros(6, dtype=int))
+    Case(model, part, data, replace(rule, draws=draws), epochs=2).check(5e-5)
+    narrow = Case(model, part, data, replace(rule, draws=np.zeros(6, dtype=int)), epochs=2)
     narrow.check(5e-5)
     found, corner = narrow.compiled(), corners(model.structure, inner[0])
     assert found is not None
@@ -344,8 +341,8 @@ def test_a_label_that_is_no_class_is_not_read() -> None:
 @pytest.mark.parametrize(
     ("wrong", "changes"),
     [
-        ("draws", {"draws": np.zeros(1, dtype=int)}),
-        ("draws", {"draws": np.array([0, 1])}),
+        ("draws", {"rule": replace(PLAIN, draws=np.zeros(1, dtype=int))}),
+        ("draws", {"rule": replace(PLAIN, draws=np.array([0, 1]))}),
         ("absent", {"rule": replace(PLAIN, absent=np.zeros(2, dtype=bool))}),
     ],
 )
@@ -368,10 +365,10 @@ def test_the_oracle_s_momentum_is_torch_s(options: dict[str, Any]) -> None:
     start = torch.randn(5, generator=rng)
     own, theirs = start.clone(), nn.Parameter(start.clone())
     optimizer = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, **options)
-    velocity: dict[str, Tensor] = {}
+    stepper = SGD(0.9, **options).start()
     for _ in range(4):
         gradient = torch.randn(5, generator=rng)
         theirs.grad = gradient.clone()
         optimizer.step()
-        sgd_step({"w": own}, {"w": gradient}, velocity, LocalSettings(1, 1, 0.1, momentum=0.9, **options))
+        stepper.step({"w": own}, {"w": gradient}, 0.1)
     torch.testing.assert_close(own, theirs.detach())

@@ -47,7 +47,7 @@ class Busy(FedAvg):
     ("given", "times"), [({}, 2.0), ({"server_cap": 0.5}, 0.5), ({"server_cap": "none"}, None)]
 )
 def test_the_cap_is_so_many_times_the_operations_of_the_devices_that_count(
-    given: dict[str, float], times: float | None
+    given: dict[str, Any], times: float | None
 ) -> None:
     run = api.run(Busy(), failure=0.3, **SMALL, **given)
     lost = 0

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from fedpmt.training.adam import Adam
 from torch.nn import functional
 
 from fedpmt.methods.feddf import Student

@@ -128,7 +128,7 @@ def test_five_rounds_are_those_of_numpy(server: ServerOptimizer) -> None:
         for name, shape in SHAPES.items():
             for at in np.ndindex(*shape):
                 if covers[name][at]:
-                    change = sums[name][at] / covers[name][at]
+                    change = float(sums[name][at] / covers[name][at])
                     # Running statistics are no gradients: they take the mean itself.
                     expected[name][at] += oracles[name, at].step(change) if name in PARAMETERS else change
                 else:
