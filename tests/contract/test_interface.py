@@ -59,7 +59,7 @@ def test_runs_with_state_choice_and_extra_tensors(tmp_path: Path) -> None:
         assert isinstance(diary, Diary)
         assert diary.rounds == sum(one.device == device for one in arrived)
         owned[device] = diary
-    assert run.result.accuracy == pytest.approx(personal_accuracy(run, owned))
+    assert run.result.score == pytest.approx(personal_accuracy(run, owned))
 
 
 def test_it_keeps_the_contract() -> None:

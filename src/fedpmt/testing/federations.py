@@ -82,9 +82,9 @@ def learns_with_default_settings(subject: Subject) -> None:
             subject.method, out=folder / "run", rounds=subject.rounds, eval_every=4, **subject.settings
         )
     result = run.result
-    expect(result is not None and result.accuracy is not None, "the run has no result")
-    if result is not None and result.accuracy is not None:
-        expect(result.accuracy > 2 * GUESS, f"accuracy {result.accuracy:.1%} after {subject.rounds} rounds")
+    expect(result is not None and result.score is not None, "the run has no result")
+    if result is not None and result.score is not None:
+        expect(result.score > 2 * GUESS, f"accuracy {result.score:.1%} after {subject.rounds} rounds")
         sent = sum(device.bytes_up for record in run.rounds for device in record.devices)
         expect(result.bytes_up == sent, "the result's bytes are not those of its devices")
 
