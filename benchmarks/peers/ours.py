@@ -1,4 +1,4 @@
-"""Ours: the real loop, `fedpmt.api.run_in`, with its records and checkpoints.
+"""Ours: the real loop, `fedpmt.api.start`, with its records and checkpoints.
 
 A round is what lies between two calls of `on_round`. The last round is not timed, since it is evaluated.
 """
@@ -87,7 +87,7 @@ def own_module(net: nn.Module) -> nn.Module:
 
 def main() -> None:
     """A run as any user starts it, evaluated once, at its end."""
-    from fedpmt.api import run_in, settings_of
+    from fedpmt.api import request_of, settings_of, start
 
     job = read_job()
     given: dict[str, Any] = {
@@ -114,14 +114,9 @@ def main() -> None:
         if record.round < job.rounds:
             watch.lap()
 
+    request = dataclasses.replace(request_of(settings), problem=lambda: problem_of(settings, job))
     with tempfile.TemporaryDirectory(prefix="fedpmt-bench-") as folder:
-        result = run_in(
-            Path(folder) / "run",
-            settings,
-            lambda: problem_of(settings, job),
-            on_round=on_round,
-            on_start=on_start,
-        ).result
+        result = start(request, Path(folder) / "run", on_round=on_round, on_start=on_start).result
     if result is None:
         raise RuntimeError("the run did not finish")
     say_done(
