@@ -38,14 +38,14 @@ def rounds(
 
 
 def folded(
-    weights: dict[str, np.ndarray],
-    devices: list[tuple[list[int], dict[str, np.ndarray], int]],
-    rule: str = "overlap",
+    weights: dict[str, np.ndarray], devices: list[tuple[list[int], dict[str, np.ndarray], int]]
 ) -> dict[str, np.ndarray]:
-    mean = CoverageMean({name: torch.from_numpy(value) for name, value in weights.items()}, rule)  # type: ignore[arg-type]
+    """What becomes of the weights; devices send w_k - w."""
+    mean = CoverageMean({name: torch.from_numpy(value) for name, value in weights.items()})
     for mask, local, count in devices:
         trained = {name: WHOLE for name, on in zip(LAYERS, mask, strict=True) if on}
-        mean.add(part(trained), {name: torch.from_numpy(local[name]) for name in trained}, count)
+        update = {name: torch.from_numpy(local[name] - weights[name]) for name in trained}
+        mean.add(part(trained), update, count)
     return {name: value.numpy() for name, value in mean.result().items()}
 
 
@@ -104,26 +104,26 @@ def test_entry_that_nobody_trained_keeps_its_bits() -> None:
     mean.add(part({"w": Indices((np.array([0]), None))}), {"w": torch.tensor([[1.0, 2.0]])}, 5)
     result = mean.result()["w"]
     assert torch.equal(result[1].view(torch.int32), weights["w"][1].view(torch.int32))
-    assert result[0].tolist() == pytest.approx([1.0, 2.0])
+    assert result[0].tolist() == pytest.approx([1.1, 2.0])
 
 
 def test_training_that_changed_nothing_changes_nothing() -> None:
     weights = {"w": torch.rand(50)}
     mean = CoverageMean(weights)
     for count in (3, 5, 7):
-        mean.add(part({"w": WHOLE}), {"w": weights["w"].clone()}, count)
+        mean.add(part({"w": WHOLE}), {"w": torch.zeros(50)}, count)
     assert torch.equal(mean.result()["w"], weights["w"])
 
 
 def test_whole_and_full_index_lists_give_the_same_bits() -> None:
     """A dense cover and a scalar one must not round differently."""
     weights = {"w": torch.rand(6, 4)}
-    locals_ = [torch.rand(6, 4) for _ in range(3)]
+    updates = [torch.rand(6, 4) for _ in range(3)]
     results = []
     for selection in (WHOLE, Indices((np.arange(6), None)), Mask(np.ones((6, 4), dtype=bool))):
         mean = CoverageMean(weights)
-        for count, local in zip((3, 10, 7), locals_, strict=True):
-            sent = local.reshape(-1) if isinstance(selection, Mask) else local
+        for count, update in zip((3, 10, 7), updates, strict=True):
+            sent = update.reshape(-1) if isinstance(selection, Mask) else update
             mean.add(part({"w": selection}), {"w": sent}, count)
         results.append(mean.result()["w"])
     assert torch.equal(results[0], results[1])
@@ -145,7 +145,7 @@ def test_fill_is_overlap_damped_by_coverage(devices: list[tuple[list[int], int]]
     cover, total, zero_sum = np.zeros(6), 0, np.zeros(6)
     for number, (kept, count) in enumerate(devices):
         positions = np.array(sorted(kept))
-        values = torch.full((len(kept),), float(number + 1))
+        values = number + 1 - weights[positions]
         for mean in means.values():
             mean.add(part({"w": Indices((positions,))}), {"w": values}, count)
         cover[kept] += count
@@ -166,11 +166,26 @@ def test_fold_holds_one_sum_whatever_the_cohort() -> None:
 
 
 def test_large_tensors_are_folded_in_blocks_to_the_same_bits() -> None:
-    """A view that is not contiguous takes the way in one piece: the two must not differ."""
-    weights = torch.rand(600, 1000)
-    locals_ = [torch.rand(600, 1000) for _ in range(3)]
-    blocked, whole = CoverageMean({"w": weights}), CoverageMean({"w": weights.t().contiguous().t()})
-    for count, local in zip((3, 10, 7), locals_, strict=True):
-        blocked.add(part({"w": WHOLE}), {"w": local}, count)
-        whole.add(part({"w": WHOLE}), {"w": local}, count)
+    """An update that is not contiguous takes the way in one piece: the two must not differ."""
+    weights = {"w": torch.rand(600, 1000)}
+    updates = [torch.rand(600, 1000) for _ in range(3)]
+    blocked, whole = CoverageMean(weights), CoverageMean(weights)
+    for count, update in zip((3, 10, 7), updates, strict=True):
+        blocked.add(part({"w": WHOLE}), {"w": update}, count)
+        whole.add(part({"w": WHOLE}), {"w": update.t().contiguous().t()}, count)
     assert torch.equal(blocked.result()["w"], whole.result()["w"])
+
+
+def test_changes_say_which_entries_were_trained() -> None:
+    weights = {"w": torch.zeros(4), "b": torch.zeros(2), "c": torch.zeros(1)}
+    mean = CoverageMean(weights)
+    mean.add(
+        part({"w": Indices((np.array([1, 3]),)), "b": WHOLE}), {"w": torch.ones(2), "b": torch.ones(2)}, 2
+    )
+    changes = mean.changes()
+    assert set(changes) == {"w", "b"}
+    change, covered = changes["w"]
+    assert change.tolist() == [0.0, 1.0, 0.0, 1.0]
+    assert covered is not None
+    assert covered.tolist() == [False, True, False, True]
+    assert changes["b"][1] is None  # all of it

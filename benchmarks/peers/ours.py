@@ -1,4 +1,4 @@
-"""Ours: the real loop, `fedpmt.api.start`, with its records and checkpoints.
+"""Ours: the real loop, `fedpmt.api.run_in`, with its records and checkpoints.
 
 A round is what lies between two calls of `on_round`. The last round is not timed, since it is evaluated.
 """
@@ -87,7 +87,7 @@ def own_module(net: nn.Module) -> nn.Module:
 
 def main() -> None:
     """A run as any user starts it, evaluated once, at its end."""
-    from fedpmt.api import request_of, settings_of, start
+    from fedpmt.api import Request, method_of, settings_of, start
 
     job = read_job()
     given: dict[str, Any] = {
@@ -114,8 +114,8 @@ def main() -> None:
         if record.round < job.rounds:
             watch.lap()
 
-    request = dataclasses.replace(request_of(settings), problem=lambda: problem_of(settings, job))
     with tempfile.TemporaryDirectory(prefix="fedpmt-bench-") as folder:
+        request = Request(settings, method_of(settings), lambda: problem_of(settings, job))
         result = start(request, Path(folder) / "run", on_round=on_round, on_start=on_start).result
     if result is None:
         raise RuntimeError("the run did not finish")

@@ -14,19 +14,21 @@ import torch
 from torch import Tensor
 
 from fedpmt import api
-from fedpmt.methods.averaging import Averaged
-from fedpmt.methods.base import Method, Predictor, Round, Setup, Step
+from fedpmt.methods.averaging import Averaged, MeanFold
+from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits
 from fedpmt.parts.depth import suffixes
-from fedpmt.parts.part import GLOBAL, Part, Shapes
+from fedpmt.parts.part import GLOBAL
 from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
 from fedpmt.training.messages import Client, Reply, Task
+from fedpmt.training.server import REPLACE
 from fedpmt.types import MODEL, Examples, Tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from fedpmt.models.structure import Structure
+    from fedpmt.parts.part import Extra, Part
+    from fedpmt.training.local import Job, PriceOf
 
 DRIFT = "drift"
 CLASSES = 10
@@ -41,42 +43,50 @@ class Diary:
 
 
 @dataclass(frozen=True)
-class Server:
-    """The global model and the mean drift of the last round."""
+class Shared:
+    """The server's state: the global model and the mean drift of the last round."""
 
     model: Averaged
     drift: Tensor
     heard: dict[int, int]  # how many rounds each device says it has been in
 
+    @property
+    def tensors(self) -> Tensors:
+        return self.model.tensors
+
 
 class DiaryWork(LocalWork[Diary]):
     def first(self, device: int, rng: Rng) -> Diary:
-        return Diary(torch.from_numpy(rng("diary").normal(size=CLASSES).astype("float32")) * 0.01, 0)
+        return Diary(torch.from_numpy(rng("diary").normal(size=self.classes).astype("float32")) * 0.01, 0)
 
-    def start(self, site: Site, task: Task, part: Part, own: Diary | None, data: Examples, rng: Rng) -> Run:
-        run = super().start(site, task, part, own, data, rng)
-        assert own is not None
-        run.memo["diary"] = own
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+
+    def start(self, job: Job[Diary]) -> Run[Diary]:
+        run = super().start(job)
+        assert job.own is not None
+        run.memo["bias"] = job.own.bias
         return run
 
-    def loss(self, run: Run, batch: Examples, rng: Rng) -> Tensor:
-        outputs = run.forward(run.tensors, batch.inputs) + run.memo["diary"].bias
+    def loss(self, run: Run[Diary], batch: Examples) -> Tensor:
+        outputs = run.forward(run.tensors, batch.inputs) + run.memo["bias"]
         return run.site.objective.loss(outputs, batch.targets)
 
-    def correct(self, run: Run, gradients: dict[str, Tensor], step: int) -> dict[str, Tensor]:
-        pull = run.task.tensors[DRIFT][DRIFT]
-        return {**gradients, "out.bias": gradients["out.bias"] + 0.1 * pull}
+    def correct(self, run: Run[Diary], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        name = list(gradients)[-1]  # the classifier's bias
+        return {**gradients, name: gradients[name] + 0.1 * run.task.tensors[DRIFT][DRIFT]}
 
-    def reply(self, run: Run, own: Diary | None, data: Examples) -> tuple[Outcome, Diary | None]:
-        outcome, own = super().reply(run, own, data)
+    def reply(self, run: Run[Diary]) -> tuple[Outcome, Diary | None]:
+        own, name = run.job.own, list(run.params)[-1]
         assert own is not None
-        drift = outcome.tensors[MODEL]["out.bias"] - run.task.tensors[MODEL]["out.bias"]
+        drift = run.params[name].detach() - run.task.tensors[MODEL][name]
         kept = Diary(own.bias - 0.5 * drift, own.rounds + 1)
-        tensors = {**outcome.tensors, DRIFT: {DRIFT: drift}}
-        return replace(outcome, tensors=tensors, scalars={"rounds": kept.rounds}), kept
+        return Outcome({DRIFT: {DRIFT: drift}}, {"rounds": kept.rounds}), kept
 
-    def upload(self, part: Part, structure: Structure) -> dict[str, Shapes]:
-        return {**super().upload(part, structure), DRIFT: {DRIFT: (CLASSES,)}}
+    def extra(self, part: Part, price: PriceOf, structure: Structure) -> Extra:
+        size = 4 * self.classes
+        answers = {DRIFT: {DRIFT: (self.classes,)}}
+        return replace(part.extra, task_bytes=size, answers=answers, kept_bytes=size)
 
     def evaluate(self, site: Site, shared: Tensors, own: Diary | None, data: Examples) -> Tensor:
         assert own is not None
@@ -85,43 +95,62 @@ class DiaryWork(LocalWork[Diary]):
         return site.objective.score(model.forward(shared, data.inputs) + own.bias, data.targets)
 
 
+class DiaryFold(Fold[Shared]):
+    def __init__(self, state: Shared) -> None:
+        self._state, self._mean = state, MeanFold(state.model, "overlap", "samples", REPLACE)
+        self._drift, self._heard, self._count = torch.zeros_like(state.drift), dict(state.heard), 0
+
+    def add(self, reply: Reply) -> None:
+        self._mean.add(reply)
+        self._drift += reply.tensors[DRIFT][DRIFT]
+        # Server and device can never disagree about what was accepted.
+        self._heard[reply.device] = self._heard.get(reply.device, 0) + 1
+        assert self._heard[reply.device] == reply.scalars["rounds"]
+        self._count += 1
+
+    def finish(self, server: Server) -> Step[Shared]:
+        model, heard = self._mean.finish(server).state, dict(sorted(self._heard.items()))
+        drift = self._drift / max(1, self._count)
+        return Step(Shared(model, drift, heard), {"members": float(len(heard))})
+
+
 @dataclass(frozen=True)
-class DiaryMethod(Method[Server, Diary]):
+class DiaryMethod(Method[Shared, Diary]):
+    """A method with device state, extra tensors, device choice and personal models."""
+
     depths: int = 3
+    classes: int = CLASSES
 
-    def init(self, setup: Setup) -> Server:
+    @property
+    def traits(self) -> Traits:
+        return Traits(sends_more=True, keeps="a diary")
+
+    @property
+    def local(self) -> LocalWork[Diary]:
+        return DiaryWork(self.classes)
+
+    def init(self, setup: Setup) -> Shared:
         prototype = setup.prototypes[GLOBAL]
-        return Server(Averaged(prototype.structure, prototype.tensors), torch.zeros(CLASSES), {})
+        return Shared(Averaged(prototype.structure, prototype.tensors), torch.zeros(self.classes), {})
 
-    def assign(self, state: Server, client: Client, round: Round) -> Task:
-        assert client.speed is None  # the server knows no speeds
+    def assign(self, state: Shared, client: Client, round: Round) -> Task:
         offer = suffixes(state.model.structure, self.depths)
         return Task(offer, {MODEL: dict(state.model.tensors), DRIFT: {DRIFT: state.drift}})
 
-    def local(self) -> LocalWork[Diary]:
-        return DiaryWork()
+    def fold(self, state: Shared, round: Round) -> Fold[Shared]:
+        return DiaryFold(state)
 
-    def aggregate(self, state: Server, replies: Iterable[Reply], round: Round) -> Step[Server]:
-        from fedpmt.aggregation import CoverageMean
+    def predictor(self, state: Shared) -> Predictor:
+        return Predictor("personal", GLOBAL, state.tensors)
 
-        mean, drift, heard, count = (
-            CoverageMean(state.model.tensors),
-            torch.zeros(CLASSES),
-            dict(state.heard),
-            0,
-        )
-        for reply in replies:
-            mean.add(reply.part, reply.tensors[MODEL], reply.samples)
-            drift = drift + reply.tensors[DRIFT][DRIFT]
-            # Server and device can never disagree about what was accepted.
-            heard[reply.device] = heard.get(reply.device, 0) + 1
-            assert heard[reply.device] == reply.scalars["rounds"]
-            count += 1
-        model = Averaged(state.model.structure, mean.result())
-        return Step(Server(model, drift / max(1, count), heard), {"members": float(len(heard))})
 
-    def predictor(self, state: Server) -> Predictor:
-        return Predictor("personal", GLOBAL, state.model.tensors)
+class Blindfolded(DiaryMethod):
+    """The same where the server may know no speeds."""
+
+    def assign(self, state: Shared, client: Client, round: Round) -> Task:
+        assert client.speed is None
+        assert client.plan is None
+        return super().assign(state, client, round)
 
 
 SETTINGS: dict[str, Any] = {
@@ -140,4 +169,4 @@ SETTINGS: dict[str, Any] = {
 
 
 def play(folder: Path, **changes: Any) -> Any:
-    return api.run(DiaryMethod(), out=folder, resume=True, **{**SETTINGS, "checkpoint_seconds": 0, **changes})
+    return api.run(Blindfolded(), out=folder, resume=True, **{**SETTINGS, "checkpoint_seconds": 0, **changes})

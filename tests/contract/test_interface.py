@@ -18,9 +18,10 @@ from fedpmt import api
 from fedpmt.methods.averaging import PartAveraging
 from fedpmt.records import DEVICES, MODEL_FILE, ROUNDS, RunRecord
 from fedpmt.simulation.checkpoint import read_value
+from fedpmt.testing import ON_A_BENCH, check_method
 
 sys.path.insert(0, str(Path(__file__).parent))
-from diary import Diary, play
+from diary import Diary, DiaryMethod, play
 
 
 def state(folder: Path) -> dict[str, bytes]:
@@ -30,7 +31,7 @@ def state(folder: Path) -> dict[str, bytes]:
 
 def personal_accuracy(run: RunRecord, owned: dict[int, Diary]) -> float:
     """The mean over devices of the shared model plus their own bias, on test samples of their own classes."""
-    problem = api.paper_problem_of(api.settings_of({**run.settings, "method": "fedpmt"}))
+    problem = api.paper_problem_of(api.settings_of(run.settings))
     weights = load_file(run.folder / MODEL_FILE)
     test, means = problem.data.test, []
     for device, diary in owned.items():
@@ -61,18 +62,22 @@ def test_runs_with_state_choice_and_extra_tensors(tmp_path: Path) -> None:
     assert run.result.accuracy == pytest.approx(personal_accuracy(run, owned))
 
 
+def test_it_keeps_the_contract() -> None:
+    check_method(DiaryMethod(classes=3), checks=ON_A_BENCH)
+
+
 def test_same_bits_for_any_number_of_workers(tmp_path: Path) -> None:
     runs = [play(tmp_path / str(workers), workers=workers) for workers in (1, 2, 3)]
     assert len({run.result.weights_sha256 for run in runs}) == 1
     assert state(tmp_path / "1") == state(tmp_path / "2") == state(tmp_path / "3")
 
 
-@pytest.mark.parametrize("checkpoint_seconds", ["0", "0.3", "10"])
+@pytest.mark.parametrize("checkpoint_seconds", ["0", "10"])
 def test_killed_at_any_round_and_resumed(tmp_path: Path, checkpoint_seconds: str) -> None:
     whole = play(tmp_path / "whole")
     folder = tmp_path / "killed"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    for lines in (1, 5, 9):
+    for lines in (2, 7):
         call = f"diary.play(pathlib.Path({str(folder)!r}), checkpoint_seconds={checkpoint_seconds})"
         program = f"import diary, pathlib; {call}"
         process = subprocess.Popen([sys.executable, "-c", program], env=environment)

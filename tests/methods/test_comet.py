@@ -279,7 +279,7 @@ def test_everything_a_device_does_is_within_its_budget() -> None:
 
 
 def test_memory_has_the_public_batch_and_what_the_clusters_say() -> None:
-    """From the second round on: activations of two batches, and 3 centroids of 400 answers of 10 classes."""
+    """From the second round on: activations of two batches, and 3 centroids of 100 answers of 10 classes."""
     settings = api.settings_of({"method": "comet", "rounds": 2, "devices": 5, "cohort": 5, "samples": 200})
     run = api.run(
         "comet", **{key: getattr(settings, key) for key in ("rounds", "devices", "cohort", "samples")}
@@ -292,7 +292,7 @@ def test_memory_has_the_public_batch_and_what_the_clusters_say() -> None:
         net = thinned(problem.model.structure, problem.model.structure.require_axes(""), rate)
         activations = price(net).memory.activations
         assert activations > 0
-        assert second.memory_bytes - first.memory_bytes == activations + 4 * 3 * 400 * 10
+        assert second.memory_bytes - first.memory_bytes == activations + 4 * 3 * 100 * 10
 
 
 def test_what_a_net_that_stays_costs_is_what_it_would_cost_if_it_were_sent() -> None:

@@ -131,7 +131,7 @@ def test_at_large_temperatures_the_gradient_does_not_vanish(temperature: float) 
 
 def test_the_servers_loss_by_hand() -> None:
     """One full-batch step of AMSGrad moves each entry by η against the sign of its gradient."""
-    bench = Bench(FedGKT(server_epochs=1, adam_decay=0.0, server_alpha=0.5), batch=COUNT)
+    bench = Bench(FedGKT(server_epochs=1, rate=1e-3, adam_decay=0.0, server_alpha=0.5), batch=COUNT)
     reply = bench.reply(0)
     told = reply.tensors[TRANSFER]
     step = bench.aggregate([reply])

@@ -178,7 +178,7 @@ def test_what_devices_keep_does_not_grow_with_rounds_or_with_devices(tmp_path: P
 def test_one_step_of_all_devices_is_one_step_of_gradient_descent() -> None:
     """K = 1, everybody, η_g = 1: the variates cancel, whatever they are, as c is their mean."""
     torch.manual_seed(1)
-    ours = Population(Scaffold(), 4, batch=8)
+    ours = Population(Scaffold(option="II"), 4, batch=8)
     theirs = Population(FedAvg(weight="uniform"), 4, batch=8)
     owned = [
         Control({name: torch.randn_like(tensor) for name, tensor in ours.state.control.items()})
@@ -234,7 +234,7 @@ def test_drift_is_taken_out() -> None:
 
     Its fixed point: with r_i = (1 - η a_i)^4, w = Σ (1 - r_i) b_i / Σ (1 - r_i).
     """
-    methods: dict[str, Any] = {"I": Scaffold(option="I"), "II": Scaffold(), "fedavg": FedAvg()}
+    methods: dict[str, Any] = {"I": Scaffold(option="I"), "II": Scaffold(option="II"), "fedavg": FedAvg()}
     found = {}
     for name, method in methods.items():
         bench = Quadratics(method, [1, 4], [1, -1], steps=4, learning_rate=0.1)
@@ -267,7 +267,7 @@ class Watched(Controlled):
 def test_option_two_is_the_mean_gradient_of_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """K counts the steps of all epochs; c_i⁺ is then the mean of g, with variates from the round before too."""
     monkeypatch.setattr(Scaffold, "local", property(lambda self: Watched(self.option)))
-    bench = Bench(Scaffold(), epochs=3)
+    bench = Bench(Scaffold(option="II"), epochs=3)
     own = None
     for index in range(2):
         reply, own = bench.work(0, index, own=own)
@@ -287,7 +287,8 @@ def test_momentum_and_learning_rate_do_not_change_what_is_measured(
 
     A curvature of 1e-9 around a centre of -1e9 is a gradient of 1 wherever w goes here.
     """
-    bench = Quadratics(Scaffold(), [1e-9, 1e-9], [-1e9, -1e9], steps=steps, momentum=momentum)
+    method = Scaffold(option="II")
+    bench = Quadratics(method, [1e-9, 1e-9], [-1e9, -1e9], steps=steps, momentum=momentum)
     for rate in rates:
         bench.settings = replace(bench.settings, learning_rate=rate)
         bench.play([0])
@@ -350,7 +351,7 @@ def test_running_statistics_have_no_variate(option: Any) -> None:
 
 def test_without_a_step_nothing_is_learned() -> None:
     """η = 0: no division by it; c_i stays as it was."""
-    bench = Bench(Scaffold(), learning_rate=0.0)
+    bench = Bench(Scaffold(option="II"), learning_rate=0.0)
     reply, own = bench.work(0)
     assert not any(bool(change.any()) for change in reply.tensors[CONTROL].values())
     assert not any(bool(variate.any()) for variate in own.variate.values())

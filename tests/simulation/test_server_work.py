@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fedpmt import api
-from fedpmt.methods.base import Server, Step
+from fedpmt.methods.base import Fold, Gather, Server, Step, Traits
 from fedpmt.methods.fedavg import FedAvg
+from fedpmt.parts.part import GLOBAL
 from fedpmt.report import tables
 from fedpmt.settings import resolve
 from fedpmt.simulation.assemble import make_price
 from fedpmt.types import SettingError
-from support import Bench
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from fedpmt.methods.averaging import Averaged
     from fedpmt.methods.base import Round
     from fedpmt.training.messages import Reply
@@ -32,19 +30,26 @@ class Busy(FedAvg):
 
     most: int = 10**12
 
-    def aggregate(self, state: Averaged, replies: Iterable[Reply], round: Round) -> Step[Averaged]:
-        step = super().aggregate(state, replies, round)
-        spent = round.server.affordable(float, self.most)
-        return Step(step.state, {"server_steps": spent, "server_steps_default": self.most}, float(spent))
+    def fold(self, state: Averaged, round: Round) -> Fold[Averaged]:
+        mean = super().fold(state, round)
+
+        def finish(replies: list[Reply], server: Server) -> Step[Averaged]:
+            for reply in replies:
+                mean.add(reply)
+            spent = server.affordable(float, self.most)
+            metrics = {"server_steps": spent, "server_steps_default": self.most}
+            return Step(mean.finish(server).state, metrics, float(spent))
+
+        return Gather(finish)
 
 
 @pytest.mark.parametrize(
     ("given", "times"), [({}, 2.0), ({"server_cap": 0.5}, 0.5), ({"server_cap": "none"}, None)]
 )
 def test_the_cap_is_so_many_times_the_operations_of_the_devices_that_count(
-    given: dict[str, float], times: float | None
+    given: dict[str, Any], times: float | None
 ) -> None:
-    run = api.run(Busy(), failure=0.3, **SMALL, **given)  # type: ignore[arg-type]
+    run = api.run(Busy(), failure=0.3, **SMALL, **given)
     lost = 0
     for record in run.rounds:
         counted = sum(device.operations for device in record.devices if device.outcome == "arrived")
@@ -59,7 +64,7 @@ def test_the_servers_work_takes_virtual_time_only_where_it_has_a_speed() -> None
     """As many operations as one epoch of the full model over |D_k| samples take full_seconds / speed."""
     plain = api.run(Busy(), **SMALL)
     slow = api.run(Busy(), server_speed=4, **SMALL)
-    settings = api.settings_of({**slow.settings, "method": "fedavg"})
+    settings = api.settings_of(slow.settings)
     price = make_price(settings, api.paper_problem_of(settings))
     epoch = price.full.operations * settings.samples / settings.batch
     for one, other in zip(plain.rounds, slow.rounds, strict=True):
@@ -89,11 +94,30 @@ def test_tables_say_what_the_server_did_what_it_would_have_and_what_was_evaluate
     assert plain["server steps a round"] == "-"
 
 
-def test_the_server_is_at_hand_only_while_it_aggregates() -> None:
-    bench = Bench(FedAvg())
-    assert bench.round(0).server.public is bench.public
-    with pytest.raises(RuntimeError, match="the server works while it aggregates"):
-        _ = replace(bench.round(0), at_hand=None).server
+def test_the_server_has_its_data_and_its_budget_at_hand() -> None:
+    """Public and validation data, nets of its own, and how much it may do with them."""
+    seen: list[Server] = []
+
+    @dataclass(frozen=True)
+    class Looking(FedAvg):
+        @property
+        def traits(self) -> Traits:
+            return Traits(needs_public=True, needs_validation=True)
+
+        def fold(self, state: Averaged, round: Round) -> Fold[Averaged]:
+            def finish(replies: list[Reply], server: Server) -> Step[Averaged]:
+                seen.append(server)
+                return Step(state)
+
+            return Gather(finish)
+
+    run = api.run(Looking(), **SMALL)
+    assert [server.budget for server in seen] == [2 * record.operations for record in run.rounds]
+    for server in seen:
+        assert server.public is not None
+        assert server.validation is not None
+        assert (len(server.public), len(server.validation)) == (400, 40)
+        assert set(server.site.models) == {GLOBAL}
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "inf", "much"])

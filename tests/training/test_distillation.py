@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from fedpmt.training.adam import Adam
 from torch.nn import functional
 
+from fedpmt.methods.feddf import Student
 from fedpmt.models.build import build
 from fedpmt.models.nets import NETS
 from fedpmt.parts.depth import full
@@ -17,10 +17,12 @@ from fedpmt.parts.part import GLOBAL
 from fedpmt.parts.width import narrow_start, thinned
 from fedpmt.seeds import Seeds, generator
 from fedpmt.training.batches import CHUNK, channels_last
-from fedpmt.training.distillation import StudentWork, answers, divergence, on_server
-from fedpmt.training.local import LocalSettings, Rng, Run, Site
+from fedpmt.training.distillation import answers, divergence
+from fedpmt.training.local import Job, LocalSettings, Run, Site
+from fedpmt.training.loop import train_on_server
 from fedpmt.training.messages import Task
 from fedpmt.training.objective import CLASSIFICATION
+from fedpmt.training.optimizers import Adam, Moments
 from fedpmt.types import MODEL, Examples
 from support import samples
 
@@ -63,15 +65,15 @@ def test_many_samples_are_answered_as_each_of_them_is() -> None:
 
 
 @dataclass(frozen=True)
-class Noting(StudentWork):
+class Noting(Student):
     """Notes the samples and the loss of each step."""
 
     batches: list[list[int]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
-    def loss(self, run: Run, batch: Examples, rng: Rng) -> torch.Tensor:
+    def loss(self, run: Run[Moments], batch: Examples) -> torch.Tensor:
         self.batches.append(batch.ids.tolist())
-        loss = super().loss(run, batch, rng)
+        loss = super().loss(run, batch)
         self.losses.append(float(loss.detach()))
         return loss
 
@@ -84,17 +86,16 @@ def test_so_many_steps_are_taken_over_the_data_as_often_as_it_takes() -> None:
     site = Site({GLOBAL: model}, CLASSIFICATION, LocalSettings(1, 4, 0.1))
     part, tensors = full(model.structure), model.initial()
     for steps in (1, 3, 7):
-        work = Noting(Adam(1e-3), total=100)
-        trained, moments, loss = on_server(
-            work, site, Task((part,), {MODEL: tensors}), part, None, data,
-            Seeds(0, 0), steps=steps, rate=1e-3, round_index=0,
-        )  # fmt: skip
-        assert moments.steps == steps
+        work = Noting(Adam(), total=100)
+        job: Job[Moments] = Job(site, Task((part,), {MODEL: tensors}), part, None, data, Seeds(0, 0))
+        run, loss = train_on_server(work, job, steps=steps, rate=1e-3)
+        assert run.stepper is not None
+        assert (run.steps, run.stepper.moments().steps) == (steps, steps)
         assert [len(batch) for batch in work.batches] == [4, 4, 2, 4, 4, 2, 4][:steps]
         seen = [sample for batch in work.batches for sample in batch]
         passes = [seen[start : start + 10] for start in range(0, len(seen) - 9, 10)]
         assert all(sorted(one) == list(range(10)) for one in passes)
         assert len(passes) < 2 or passes[0] != passes[1]
         assert loss == pytest.approx(np.mean(work.losses))
-        assert set(trained) == set(tensors)
-        assert not torch.equal(trained["out.weight"], tensors["out.weight"])
+        assert set(run.tensors) == set(tensors)
+        assert not torch.equal(run.tensors["out.weight"], tensors["out.weight"])

@@ -3,50 +3,38 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from fedpmt.training.private import PrivateWork, epsilon
 
 from fedpmt import api
 from fedpmt.cli.main import program
 from fedpmt.methods.feddrop import FedDrop
 from fedpmt.methods.fedpmt import FedPMT
-from fedpmt.methods.registry import METHODS, method_class
-from fedpmt.methods.scaffold import Scaffold
-from fedpmt.parts.part import GLOBAL
-from fedpmt.seeds import Seeds
-from fedpmt.training.local import LocalWork, Outcome, Site, received, train
-from fedpmt.training.objective import CLASSIFICATION
-from fedpmt.types import MODEL, SettingError
-from support import Bench, samples
+from fedpmt.methods.registry import METHODS, create
+from fedpmt.training.local import LocalWork, Outcome
+from fedpmt.training.privacy import Privacy, epsilon
+from fedpmt.types import SettingError
+from support import Bench
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fedpmt.training.local import Run
     from fedpmt.training.messages import Reply
 
 RUN: dict[str, Any] = {"devices": 4, "samples": 20, "cohort": 4, "batch": 10, "rounds": 3, "lr": 0.1}
 
 
 def worked(method: Any, clip: float, noise: float, budget: float = math.inf) -> tuple[Reply, torch.Tensor]:
-    """A device's reply, and its change as one vector."""
-    bench = Bench(method, learning_rate=0.5)
-    task = method.assign(bench.state, bench.client(0, budget), bench.round(0))
-    site = Site({GLOBAL: bench.model}, CLASSIFICATION, bench.settings)
-    work = PrivateWork(method.local(), clip, noise)
-    rng = Seeds(0, 0)
-    part = task.offer[0]
-    reply, _ = train(
-        work, site, task, part, None, samples(8), lambda purpose: rng(purpose, 0), device=0, round_index=0
-    )
-    sent = received(task, part, bench.model.structure)
-    assert set(reply.tensors[MODEL]) == set(part.trained)
-    change = torch.cat([(reply.tensors[MODEL][name] - sent[name]).reshape(-1) for name in part.trained])
-    return reply, change
+    """A device's reply, and its update as one vector."""
+    bench = Bench(method, learning_rate=0.5, privacy=Privacy(clip, noise))
+    reply = bench.reply(0, budget=budget)
+    assert set(reply.update) == set(reply.part.trained)
+    return reply, torch.cat([change.reshape(-1) for change in reply.update.values()])
 
 
 @pytest.mark.parametrize("budget", [math.inf, 40.0])
@@ -94,60 +82,53 @@ def test_a_run_states_its_epsilon(tmp_path: Path) -> None:
 REFUSED = ("scaffold", "prunefl", "fedmp", "comet", "fedgkt", "fedgen")
 
 
-@pytest.mark.parametrize("method", REFUSED)
-def test_methods_that_send_more_than_tensors_are_refused(method: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="dp-clip"):
-        api.run(method, **RUN, dp_clip=1.0, out=tmp_path / "run")
+def test_those_that_send_more_or_learn_from_losses_are_these() -> None:
+    """The contract holds what replies carry to what traits say."""
+    traits = {name: create(name, {}, {}).traits for name in METHODS}
+    assert {name for name, one in traits.items() if one.sends_more or one.needs_losses} == set(REFUSED)
 
 
-@pytest.mark.parametrize("command", ["run", "deploy"])
 @pytest.mark.parametrize("method", REFUSED)
 def test_they_are_refused_before_anything_is_made(
-    command: str, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--method", method, "--dp-clip", "1", "--out", str(tmp_path / "here")]
-    assert program([command, *flags]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "dp-clip = 1 is refused: " in line
-    assert not (tmp_path / "here").exists()
+    with pytest.raises(SettingError, match="dp-clip"):
+        api.run(method, **RUN, dp_clip=1.0, out=tmp_path / "run")
+    for command in ("run", "deploy"):
+        flags = ["--method", method, "--dp-clip", "1", "--out", str(tmp_path / "here")]
+        assert program([command, *flags]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert f"dp-clip = 1: {method} " in line
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_says_whether_it_sends_more_than_tensors(name: str) -> None:
-    """What is refused by its word is what could not be made private, and nothing else is."""
-    kind = method_class(name)
-    try:
-        PrivateWork(api.method_of(api.settings_of({**RUN, "method": name})).local(), 1.0, 1.0)
-    except SettingError:
-        assert kind.sends_more or kind.needs_losses
-    else:
-        assert (
-            not kind.sends_more or name == "fedgen"
-        )  # its counts are in the task's answers, not in its work
+@dataclass(frozen=True)
+class Broken(LocalWork[None]):
+    """Training that leaves the finite numbers."""
+
+    value: float
+
+    def reply(self, run: Run[None]) -> tuple[Outcome, None]:
+        with torch.no_grad():
+            for parameter in run.params.values():
+                parameter.add_(1e6)
+            next(iter(run.params.values())).view(-1)[0] = self.value
+        return Outcome(), None
 
 
-def test_only_work_that_sends_nothing_else_is_made_private() -> None:
-    with pytest.raises(SettingError, match="sends more than trained tensors"):
-        PrivateWork(Scaffold().local(), 1.0, 1.0)
-    assert PrivateWork(LocalWork(), 1.0, 1.0).measures == ()
+@dataclass(frozen=True)
+class BrokenMethod(FedPMT):
+    value: float = math.nan
+
+    @property
+    def local(self) -> LocalWork[Any]:
+        return Broken(self.value)
 
 
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_an_update_that_is_not_a_number_leaves_as_noise_alone(broken: float) -> None:
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_update_that_is_not_a_number_leaves_as_noise_alone(value: float) -> None:
     """‖Δ‖ is NaN, and min(1, C / NaN) would be 1: no clip at all on what is still finite."""
-
-    class Broken(LocalWork[None]):
-        def reply(self, run: Any, own: None, data: Any) -> tuple[Outcome, None]:
-            outcome, _ = super().reply(run, own, data)
-            trained = {name: tensor + 1e6 for name, tensor in outcome.tensors[MODEL].items()}
-            next(iter(trained.values())).view(-1)[0] = broken
-            return replace(outcome, tensors={MODEL: trained}), None
-
-    class BrokenMethod(FedPMT):
-        def local(self) -> LocalWork[None]:
-            return Broken()
-
-    _, quiet = worked(BrokenMethod(), clip=0.5, noise=0.0)
+    _, quiet = worked(BrokenMethod(value=value), clip=0.5, noise=0.0)
     assert torch.equal(quiet, torch.zeros_like(quiet))
-    _, noisy = worked(BrokenMethod(), clip=0.5, noise=2.0)
+    _, noisy = worked(BrokenMethod(value=value), clip=0.5, noise=2.0)
     assert float(noisy.std()) == pytest.approx(1.0, abs=5 / math.sqrt(2 * len(noisy)))

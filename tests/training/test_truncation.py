@@ -13,11 +13,13 @@ from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.parts.depth import full, suffix
 from fedpmt.parts.part import GLOBAL, Part
 from fedpmt.seeds import Seeds
-from fedpmt.training.local import LocalSettings, LocalWork, Run, Site, train
+from fedpmt.training.local import Job, LocalSettings, LocalWork, Run, Site
+from fedpmt.training.loop import train
 from fedpmt.training.messages import Reply, Task
 from fedpmt.training.objective import CLASSIFICATION
+from fedpmt.training.optimizers import SGD, Adam, Optimizer
 from fedpmt.types import MODEL
-from support import samples, small_net
+from support import Bench, samples, small_net
 
 
 class Spy(LocalWork[None]):
@@ -26,16 +28,16 @@ class Spy(LocalWork[None]):
     def __init__(self) -> None:
         self.gradients: dict[str, Tensor] = {}
         self.leaves: set[int] = set()
-        self.run: Run | None = None
+        self.run: Run[None] | None = None
 
-    def loss(self, run: Run, batch: Any, rng: Any) -> Tensor:
-        loss = super().loss(run, batch, rng)
+    def loss(self, run: Run[None], batch: Any) -> Tensor:
+        loss = super().loss(run, batch)
         self.run = run
         self.leaves |= leaves(loss.grad_fn)
         return loss
 
-    def correct(self, run: Run, gradients: dict[str, Tensor], step: int) -> dict[str, Tensor]:
-        if step == 0:
+    def correct(self, run: Run[None], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        if run.steps == 0:
             self.gradients = {name: gradient.clone() for name, gradient in gradients.items()}
         return gradients
 
@@ -54,12 +56,13 @@ def leaves(node: Any) -> set[int]:
     return found
 
 
-def trained(model: LayeredModel, part: Part, work: LocalWork[None], **settings: Any) -> Reply:
+def trained(
+    model: LayeredModel, part: Part, work: LocalWork[None], steps: int | None = None, **settings: Any
+) -> Reply:
     local = LocalSettings(**{"epochs": 1, "batch": 5, "learning_rate": 0.1, **settings})
-    task = Task((part,), {MODEL: model.initial()})
-    seeds = Seeds(3, 0)
+    task = Task((part,), {MODEL: model.initial()}, steps=steps)
     site = Site({GLOBAL: model}, CLASSIFICATION, local)
-    return train(work, site, task, part, None, samples(23), seeds, device=1, round_index=0)[0]
+    return train(work, Job(site, task, part, None, samples(23), Seeds(3, 0), device=1))[0]
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])
@@ -91,47 +94,26 @@ def test_no_graph_reaches_a_frozen_layer(frozen: int, prefix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "local", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}, {"momentum": 0.9, "weight_decay": 0.1}]
+    "optimizer",
+    [SGD(), SGD(0.9, weight_decay=0.1), SGD(0.9, nesterov=True), Adam(0.1), Adam(0.1, decoupled=True)],
 )
-def test_frozen_layers_keep_their_bits_and_are_not_sent(local: dict[str, float]) -> None:
+def test_frozen_layers_keep_their_bits_and_are_not_sent(optimizer: Optimizer) -> None:
     model = layered(small_net())
     before = {name: tensor.clone() for name, tensor in model.initial().items()}
     spy = Spy()
-    reply = trained(model, suffix(model.structure, 1, "some"), spy, epochs=2, **local)
+    reply = trained(model, suffix(model.structure, 1, "some"), spy, epochs=2, optimizer=optimizer)
     assert spy.run is not None
     frozen = model.structure.layers[0].tensors
     assert all(torch.equal(spy.run.fixed[name], before[name]) for name in frozen)
-    assert set(reply.tensors[MODEL]) == set(model.structure.tensors) - set(frozen)
-    assert all(not torch.equal(value, before[name]) for name, value in reply.tensors[MODEL].items())
-
-
-@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.05), (0.9, 0.05)])
-def test_local_steps_are_those_of_torch_sgd(momentum: float, decay: float) -> None:
-    """The same batches through nn.Module, autograd and torch.optim.SGD."""
-    module = small_net()
-    model = layered(module)
-    reply = trained(
-        model, full(model.structure), LocalWork(), epochs=2, momentum=momentum, weight_decay=decay
-    )
-    reference = small_net()
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=momentum, weight_decay=decay)
-    data, order = samples(23), Seeds(3, 0)("order")
-    for _ in range(2):
-        positions = order.permutation(23)
-        for start in range(0, 23, 5):
-            batch = data.take(positions[start : start + 5])
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(reference(batch.inputs), batch.targets).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-    for name, value in reference.state_dict().items():
-        torch.testing.assert_close(reply.tensors[MODEL][name], value, rtol=1e-6, atol=1e-7)
+    assert set(reply.update) == set(model.structure.tensors) - set(frozen)
+    for name, change in reply.update.items():
+        assert change.any()
+        assert torch.equal(change, spy.run.params[name].detach() - before[name])
 
 
 def test_one_device_and_one_full_batch_step_is_central_sgd() -> None:
-    from support import Bench
-
     bench = Bench(FedAvg(), batch=8)
-    step = bench.method.aggregate(bench.state, [bench.reply(0)], bench.round(0))
+    step = bench.aggregate([bench.reply(0)])
     module = small_net()
     data = samples(8, seed=0)
     nn.functional.cross_entropy(module(data.inputs), data.targets).backward()  # type: ignore[no-untyped-call]
@@ -144,19 +126,7 @@ def test_one_device_and_one_full_batch_step_is_central_sgd() -> None:
 
 def test_fewer_steps_can_be_asked_for() -> None:
     model = layered(small_net())
-    part = full(model.structure)
-    site = Site({GLOBAL: model}, CLASSIFICATION, LocalSettings(3, 5, 0.1))
     spy = Spy()
-    train(
-        spy,
-        site,
-        Task((part,), {MODEL: model.initial()}, steps=2),
-        part,
-        None,
-        samples(23),
-        Seeds(0, 0),
-        device=0,
-        round_index=0,
-    )
+    trained(model, full(model.structure), spy, steps=2, epochs=3)
     assert spy.run is not None
     assert spy.run.steps == 2

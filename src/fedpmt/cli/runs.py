@@ -14,7 +14,7 @@ import typer
 from fedpmt import api, records
 from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
-from fedpmt.methods.registry import METHODS, fields, method_class
+from fedpmt.methods.registry import fields, method_class, method_names
 from fedpmt.records import ResultRecord, RunRecord
 from fedpmt.report import tables
 from fedpmt.report.budgets import ACTIONS, BudgetRow, budgets
@@ -134,18 +134,21 @@ def _show_budgets(rows: list[BudgetRow]) -> None:
 
 
 def methods(as_json: Json = False) -> None:
-    """List the methods and their own settings."""
-    known = {name: {key: default for key, (_, default) in fields(name).items()} for name in METHODS}
+    """List the methods and their own settings: the library's, and those of installed packages."""
+    known = {}
+    for name in method_names():
+        try:
+            known[name] = {key: default for key, (_, default) in fields(name).items()}
+        except SettingError as error:
+            show.say(str(error))  # a package's method that cannot be loaded hides no other
     if as_json:
         print(json.dumps(known))
         return
     rows = []
     for name, options in known.items():
         cls = method_class(name)
-        about = (cls.__doc__ or "").strip().splitlines()[0]
-        shown = ", ".join(
-            f"{key}={value}" for key, value in options.items() if key not in Settings.model_fields
-        )
+        about = (cls.__doc__ or name).strip().splitlines()[0]
+        shown = ", ".join(f"{key}={value}" for key, value in options.items())
         acts = ACTIONS[cls(**cls().traits.under_budget).traits.action("operations")]
         rows.append([name, about, acts, shown])
     show.table(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedpmt.methods.averaging import MeanFold as MeanFold
     from fedpmt.methods.averaging import PartAveraging as PartAveraging
     from fedpmt.methods.averaging import send as send
+    from fedpmt.methods.averaging import weight_of as weight_of
     from fedpmt.methods.base import Fold as Fold
     from fedpmt.methods.base import Gather as Gather
     from fedpmt.methods.base import Method as Method
@@ -35,12 +36,13 @@ if TYPE_CHECKING:
     from fedpmt.training.local import LocalWork as LocalWork
     from fedpmt.training.local import Outcome as Outcome
     from fedpmt.training.local import Run as Run
+    from fedpmt.training.messages import UPDATE as UPDATE
     from fedpmt.training.messages import Client as Client
     from fedpmt.training.messages import Reply as Reply
     from fedpmt.training.messages import Task as Task
 
 _HOMES = {
-    "fedpmt.methods.averaging": ("Averaged", "Composed", "MeanFold", "PartAveraging", "send"),
+    "fedpmt.methods.averaging": ("Averaged", "Composed", "MeanFold", "PartAveraging", "send", "weight_of"),
     "fedpmt.methods.base": (
         "Fold",
         "Gather",
@@ -57,7 +59,7 @@ _HOMES = {
     "fedpmt.parts.depth": ("block", "full", "suffixes"),
     "fedpmt.parts.part": ("GLOBAL", "Extra", "Part"),
     "fedpmt.training.local": ("Job", "LocalWork", "Outcome", "Run"),
-    "fedpmt.training.messages": ("Client", "Reply", "Task"),
+    "fedpmt.training.messages": ("UPDATE", "Client", "Reply", "Task"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

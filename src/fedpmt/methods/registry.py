@@ -1,18 +1,32 @@
-"""The table of methods. A line here is all it takes to make one known; its file is loaded when it is used."""
+"""Methods by name: those of the library, those that installed packages offer, and any class as `package.module:Class`.
+
+A line in `METHODS` is all it takes to make a method of the library known; its file is loaded when it is used. A package
+offers its own as entry points:
+
+    [project.entry-points."fedpmt.methods"]
+    mine = "my_package.mine:Mine"
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
+import importlib.util
+import inspect
+import sys
+import types
 import typing
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
+from fedpmt.methods.base import Method
 from fedpmt.types import Scalar, SettingError
 
 if typing.TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from fedpmt.methods.base import Method
+    from importlib.metadata import EntryPoint
 
 METHODS = {
     "fedavg": ("fedpmt.methods.fedavg", "FedAvg"),
@@ -34,61 +48,225 @@ METHODS = {
 }
 
 
-def method_class(name: str) -> type[Method[Any, Any]]:
-    """The class of a method."""
-    if name not in METHODS:
-        raise SettingError.unknown("method", name, METHODS)
-    module, attribute = METHODS[name]
-    found: type[Method[Any, Any]] = getattr(importlib.import_module(module), attribute)
-    return found
+GROUP = "fedpmt.methods"
+"""The group of entry points in which a package offers its methods."""
+
+PROVIDED = ("depths", "splitting", "server")
+"""Fields that take the value of a run's setting, where a method has them; they are no options of its own."""
+
+MethodClass: typing.TypeAlias = type[Method[Any, Any]]
+
+
+def method_names() -> list[str]:
+    """Return the names of all methods that need no module: the library's, then those of installed packages."""
+    return [*METHODS, *(name for name in _offered() if name not in METHODS)]
+
+
+def method_class(name: str) -> MethodClass:
+    """Find the class of a method.
+
+    Args:
+        name: A name in `METHODS`, an entry point of an installed package, or `package.module:Class`. Modules are looked
+            for in the current folder too.
+
+    Returns:
+        The class. All its fields have defaults.
+
+    Raises:
+        SettingError: Where there is no such method, or it cannot be loaded; its text says why.
+    """
+    if name in METHODS:
+        module, attribute = METHODS[name]
+        found: MethodClass = getattr(importlib.import_module(module), attribute)
+        return found
+    if name in _offered():
+        return _loaded(name, _offered()[name].value)
+    if ":" not in name:
+        raise SettingError.unknown("method", name, method_names())
+    return _given[name] if name in _given else _loaded(name, name)
 
 
 def name_of(method: Method[Any, Any]) -> str:
-    """The name by which a run's record calls a method: the registered one, or module:Class."""
-    home = type(method).__module__, type(method).__qualname__
-    known = next((name for name, place in METHODS.items() if place == home), None)
-    return known or ":".join(home)
+    """Return the name by which `method_class` finds this method's class again, e.g. to resume its run.
+
+    >>> from fedpmt.methods.fedavg import FedAvg
+    >>> name_of(FedAvg())
+    'fedavg'
+    """
+    kind = type(method)
+    place = f"{kind.__module__}:{kind.__qualname__}"
+    for name, (module, attribute) in METHODS.items():
+        if place == f"{module}:{attribute}":
+            return name
+    _given[place] = kind
+    return next((name for name, point in _offered().items() if point.value == place), place)
+
+
+def short_name(name: str) -> str:
+    """Shorten the name of a method for files, tables and `--set`: a class stands for itself, in lower case.
+
+    >>> short_name("examples.methods.fednova:FedNova"), short_name("fedpmt")
+    ('fednova', 'fedpmt')
+    """
+    return name.rpartition(":")[2].rpartition(".")[2].lower() if ":" in name else name
+
+
+_given: dict[str, MethodClass] = {}
+"""Classes of methods that were given as values: one that stands in a function can be found no other way."""
+
+
+@cache
+def _offered() -> dict[str, EntryPoint]:
+    """The entry points of installed packages, by name."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _loaded(name: str, place: str) -> MethodClass:
+    """The class at `module:Class`; `name` is what the user called it."""
+    where, _, attribute = place.partition(":")
+    if not where or not attribute:
+        raise SettingError(f"method = '{name}' must be a name of `fedpmt methods` or package.module:Class")
+    found: Any = _module(name, where)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            own = (
+                key for key, value in vars(found).items() if _is_method(value) and value.__module__ == where
+            )
+            raise SettingError.unknown(f"method = '{name}': class", part, own)
+        found = getattr(found, part)
+    if not _is_method(found):
+        raise SettingError(f"method = '{name}': {attribute} is no subclass of fedpmt.Method")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise SettingError(f"method = '{name}': {attribute} is abstract, it has no {', '.join(missing)}")
+    kind: MethodClass = found
+    if not dataclasses.is_dataclass(kind):
+        raise SettingError(f"method = '{name}': {attribute} must be a frozen dataclass")
+    for field in dataclasses.fields(kind):
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise SettingError(f"method = '{name}': the field '{field.name}' of {attribute} needs a default")
+    return found
+
+
+def _is_method(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, Method)
+
+
+def _module(name: str, where: str) -> types.ModuleType:
+    """Import a module, from the current folder if it is nowhere else."""
+    top = where.partition(".")[0]
+    here = str(Path.cwd())
+    if top not in sys.modules and _is_absent(top) and here not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(where)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{where}.".startswith(f"{error.name}."):
+            raise SettingError(f"method = '{name}': there is no module '{where}'") from error
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise SettingError(
+            f"method = '{name}': the module '{where}' cannot be imported ({reason})"
+        ) from error
+
+
+def _is_absent(top: str) -> bool:
+    try:
+        return importlib.util.find_spec(top) is None
+    except ValueError:
+        return True
 
 
 def fields(name: str) -> dict[str, tuple[Any, Any]]:
-    """The settings of a method: name -> (type, default)."""
+    """Return the options of a method that can be given as text: name -> (type, default).
+
+    These are its fields, without those that a run provides (`depths`, `splitting`, `server`) and without those whose
+    type text cannot express.
+    """
     cls = method_class(name)
-    hints = typing.get_type_hints(cls)
-    return {field.name: (hints[field.name], field.default) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    hints = _hints(cls)
+    found = {field.name: (hints[field.name], _default(field)) for field in _fields(cls)}
+    return {
+        key: (kind, default)
+        for key, (kind, default) in found.items()
+        if key not in PROVIDED and _is_textual(kind)
+    }
 
 
 def create(name: str, options: Mapping[str, Scalar], shared: Mapping[str, Any]) -> Method[Any, Any]:
-    """A method from its name and settings; a field that bears a run setting's name takes that one's value."""
-    known = fields(name)
-    values = {key: value for key, value in shared.items() if key in known}
+    """Make a method from its name and options; a field with the name of a shared setting takes that one's value."""
+    cls, known = method_class(name), fields(name)
+    names = [field.name for field in _fields(cls)]
+    values = {key: value for key, value in shared.items() if key in names}
     for key, value in options.items():
-        if key not in known or key in shared:
-            raise SettingError.unknown(
-                f"option of {name}", key, [field for field in known if field not in shared]
-            )
-        values[key] = _convert(f"{name}.{key}", value, known[key][0])
-    return method_class(name)(**values)
+        if key not in names or key in (*shared, *PROVIDED):
+            raise SettingError.unknown(f"option of {name}", key, known)
+        # What text cannot express was given as a value.
+        values[key] = _convert(f"{short_name(name)}.{key}", value, known[key][0]) if key in known else value
+    return cls(**values)
+
+
+def _fields(cls: MethodClass) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(cls)  # type: ignore[arg-type]
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _hints(cls: MethodClass) -> dict[str, Any]:
+    """The types of a class's fields; where a type is only known to type checkers, that of the default."""
+    try:
+        return typing.get_type_hints(cls)
+    except NameError:
+        return {field.name: _hint(cls, field) for field in _fields(cls)}
+
+
+def _hint(cls: MethodClass, field: dataclasses.Field[Any]) -> Any:
+    owner = next(one for one in cls.__mro__ if field.name in inspect.get_annotations(one))
+    alone = types.SimpleNamespace(__annotations__={field.name: field.type})
+    try:
+        return typing.get_type_hints(alone, vars(sys.modules[owner.__module__]))[field.name]
+    except NameError:
+        return type(_default(field))
+
+
+TEXTUAL = (str, int, float, bool)
+
+
+def _kinds(kind: Any) -> list[Any]:
+    """The members of a union, or the one type."""
+    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return list(typing.get_args(kind)) if union else [kind]
+
+
+def _is_textual(kind: Any) -> bool:
+    """Whether values of a type can be written as text: words, numbers, true and false, or none."""
+    kinds = [one for one in _kinds(kind) if one is not types.NoneType]
+    return bool(kinds) and all(one in TEXTUAL or typing.get_origin(one) is Literal for one in kinds)
 
 
 def _convert(key: str, value: Scalar, kind: Any) -> Any:
     """Read a value given as text; what does not fit the field's type is refused."""
-    choices = typing.get_args(kind)
-    if typing.get_origin(kind) is Literal:
-        if value not in choices:
-            raise SettingError.unknown(key, value, choices)
-        return value
-    kinds = tuple(choice for choice in choices if choice is not type(None)) or (kind,)
-    text = str(value).strip().lower()
-    if len(kinds) < len(choices) and text in ("none", ""):
+    kinds, text = _kinds(kind), str(value).strip()
+    if types.NoneType in kinds and text.lower() in ("none", ""):
         return None
+    choices = [
+        choice for one in kinds if typing.get_origin(one) is Literal for choice in typing.get_args(one)
+    ]
+    if choices:
+        named = {str(choice): choice for choice in choices}
+        if text not in named:
+            raise SettingError.unknown(key, value, named)
+        return named[text]
     if bool in kinds:
-        if text not in ("true", "false"):
+        if text.lower() not in ("true", "false"):
             raise SettingError(f"{key} = '{value}' is refused: true or false is needed")
-        return text == "true"
-    for number in (int, float):
-        if number in kinds:
-            try:
-                return number(text)
-            except ValueError:
-                raise SettingError(f"{key} = '{value}' is refused: a number is needed") from None
+        return text.lower() == "true"
+    numbers = [number for number in (int, float) if number in kinds]
+    for number in numbers:
+        with contextlib.suppress(ValueError):
+            return number(text)
+    if numbers:
+        raise SettingError(f"{key} = '{value}' is refused: a number is needed")
     return value

@@ -43,9 +43,9 @@ class Client:
             raise ValueError("the server cannot know what a round takes of this device")
         return self.plan.meter.usage(part, steps)
 
-    def fits(self, part: Part) -> bool:
-        """Whether the device can afford a part, with all that this method makes of it."""
-        return self.plan is None or self.plan.fits(part)
+    def fits(self, part: Part, steps: int | None = None) -> bool:
+        """Whether the device can afford a part, with all that this method makes of it, in all steps or in fewer."""
+        return self.plan is None or self.usage(part, steps) <= self.plan.limit
 
 
 @dataclass(frozen=True)
