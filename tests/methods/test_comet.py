@@ -309,13 +309,9 @@ def test_what_a_net_that_stays_costs_is_what_it_would_cost_if_it_were_sent() -> 
 
 
 def test_devices_whose_level_may_change_are_refused() -> None:
-    with pytest.raises(
-        SettingError, match="level-draw = 'round' is refused: comet keeps a net on each device"
-    ):
+    with pytest.raises(SettingError, match=r"^level-draw = 'round': comet keeps a net on each device"):
         api.run("comet", level_draw="round", rounds=1)
-    with pytest.raises(
-        SettingError, match="speeds = 'measured' is refused: comet keeps a net on each device"
-    ):
+    with pytest.raises(SettingError, match=r"^speeds = 'measured': comet keeps a net on each device"):
         api.run("comet", speeds="measured", assign="deadline", deadline=60.0, rounds=1)
 
 

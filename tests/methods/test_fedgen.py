@@ -337,5 +337,5 @@ class TestHeadAlone:
         assert run.result.accuracy == pytest.approx(np.mean(hits), abs=1e-6)
 
     def test_redrawn_levels_are_refused(self) -> None:
-        with pytest.raises(SettingError, match="level-draw = 'round' is refused: fedgen keeps a net"):
+        with pytest.raises(SettingError, match=r"^level-draw = 'round': fedgen keeps a net"):
             api.run("fedgen", options={"share": "head"}, level_draw="round", rounds=1)

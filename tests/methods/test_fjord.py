@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from narrow_runs import check_fast_path, takes_fast_path
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedpmt import api
 from fedpmt.methods.fjord import DRAWS, FjORD, OrderedDropout
 from fedpmt.methods.nested import outputs_at, statistics_of
 from fedpmt.models.layered import layered
@@ -27,7 +28,7 @@ from fedpmt.training.optimizers import SGD, Adam, Optimizer
 from fedpmt.training.privacy import Privacy
 from fedpmt.types import SettingError
 from models.nets_of_users import ResNet
-from support import FlatPrice, samples
+from support import SMALL, FlatPrice, samples
 
 if TYPE_CHECKING:
     from fedpmt.training.messages import Reply
@@ -298,6 +299,14 @@ class TestBatchNorm:
         bench.model.set_training([False] * len(bench.model.structure.layers))
         inputs = samples(3).inputs
         torch.testing.assert_close(bench.model.forward(shown, inputs), bench.model.forward(cut, inputs))
+
+
+def test_an_optimizer_that_cannot_step_a_corner_is_refused() -> None:
+    """One of a user's own steps whole tensors, as distillation does."""
+    own: dict[str, Any] = {**SMALL, "rounds": 1, "optimizer": lambda params: torch.optim.SGD(params, lr=0.1)}
+    with pytest.raises(SettingError, match=r"^optimizer = 'custom' cannot be combined with fjord"):
+        api.run(FjORD(), **own)
+    assert len(api.run(FjORD(distil=True), **own).rounds) == 1
 
 
 def test_no_width_at_all_is_refused() -> None:
