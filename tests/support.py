@@ -28,7 +28,7 @@ __all__ = [
     "stored_accuracy",
 ]
 
-SMALL = {"devices": 10, "samples": 20, "cohort": 5, "batch": 10, "rounds": 2, "lr": 0.1}
+SMALL: dict[str, Any] = {"devices": 10, "samples": 20, "cohort": 5, "batch": 10, "rounds": 2, "lr": 0.1}
 """Settings of a run that takes a moment."""
 
 

@@ -1,8 +1,8 @@
 """Training by blocks, after Pfeiffer et al., "CoCoFL: Communication- and Computation-Aware Federated Learning via
 Partial NN Freezing and Quantization", 2023, in full precision.
 
-A device trains one block of consecutive layers anywhere in the net; all other layers stay as they were sent. The block
-is as long as the device can afford; where it can afford several of that length, one is drawn:
+A device trains one block of consecutive layers anywhere in the net; all other layers stay as they were sent. Of the
+blocks that it can afford it gets the longest one with a drawn layer in it, so that every layer has its turn:
 
     f_k = [0, .., 0, 1, .., 1, 0, .., 0]
 """
@@ -22,10 +22,11 @@ class Blocks(PartAveraging):
         return Traits(needs_speeds=True, sums="layers", combines="overlap mean", budget=acts("device"))
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
-        net, rng = state.structure, round.rng("block", client.id)
+        net, drawn = state.structure, round.rng("block", client.id).choice(state.structure.parameters)
         ends = combinations(range(len(net.layers) + 1), 2)
         cuts = [block(net, first, last, f"layers {first + 1}-{last}") for first, last in ends]
-        return max(filter(client.fits, cuts), key=lambda p: (len(p.trained), rng.random()), default=cuts[-1])
+        # The last one is the classifier alone, for a device that can afford nothing.
+        return max([*filter(client.fits, cuts), cuts[-1]], key=lambda p: (drawn in p.trained, len(p.trained)))
 
     def neutral(self) -> "Blocks":
         return self

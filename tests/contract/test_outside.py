@@ -176,10 +176,10 @@ def test_the_command_line_lists_and_runs_them(
 
 def test_a_value_is_found_again_by_what_its_run_records(module: str, tmp_path: Path) -> None:
     kind: Any = method_class(f"{module}:Mine")
-    run = api.run(kind(count=7), out=tmp_path / "run", **SMALL)  # type: ignore[arg-type]
+    run = api.run(kind(count=7), out=tmp_path / "run", **SMALL)
     settings = api.settings_of(run.settings)
     assert api.method_of(settings) == kind(count=7, depths=4)  # the run's own number of depths
-    named = api.run(f"{module}:Mine", options={"count": 7}, **SMALL)  # type: ignore[arg-type]
+    named = api.run(f"{module}:Mine", options={"count": 7}, **SMALL)
     assert run.result is not None
     assert named.result is not None
     assert named.result.weights_sha256 == run.result.weights_sha256
@@ -190,4 +190,4 @@ def test_a_class_inside_a_function_runs_as_a_value() -> None:
     class Inner(FedAvg):
         count: int = 1
 
-    assert api.run(Inner(count=2), **SMALL).result is not None  # type: ignore[arg-type]
+    assert api.run(Inner(count=2), **SMALL).result is not None

@@ -43,7 +43,9 @@ class Averaged:
 class MeanFold(Fold[Averaged]):
     """The coverage-weighted mean of all replies, then the server's step."""
 
-    def __init__(self, state: Averaged, rule: Rule, weight: Weight, server: ServerOptimizer) -> None:
+    def __init__(
+        self, state: Averaged, rule: Rule, weight: Weight, server: ServerOptimizer = REPLACE
+    ) -> None:
         from fedpmt.aggregation import CoverageMean
 
         self._state, self._weight, self._server = state, weight, server

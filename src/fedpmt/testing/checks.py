@@ -32,8 +32,9 @@ def is_a_frozen_picklable_value(subject: Subject) -> None:
     method: Any = subject.method
     expect(dataclasses.is_dataclass(method), f"{type(method).__name__} is not a dataclass")
     expect(pickle.loads(pickle.dumps(method)) == method, "its copy differs after pickling")  # noqa: S301
+    names = [field.name for field in dataclasses.fields(method)]
     try:
-        setattr(method, dataclasses.fields(method)[0].name, None)
+        setattr(method, names[0] if names else "anything", None)
     except dataclasses.FrozenInstanceError:
         return
     raise AssertionError(f"{type(method).__name__} is not frozen: write @dataclass(frozen=True)")
