@@ -21,8 +21,7 @@ from benchmarks.results import Measurement
 from benchmarks.runner import Way, measure, ways
 from benchmarks.settings import FEDAVG, Setting
 from fedpmt.api import paper_problem_of, settings_of
-from fedpmt.kernels.fused import fused_train
-from fedpmt.kernels.native import laid_out, read_back, shapes_of
+from fedpmt.kernels.layout import laid_out, read_back, shapes_of
 from fedpmt.parts.depth import suffixes
 from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import Seeds
@@ -30,7 +29,8 @@ from fedpmt.simulation.assemble import make_price
 from fedpmt.simulation.placement import PlacedData
 from fedpmt.simulation.schedule import local_settings
 from fedpmt.training.batches import CPU, placed
-from fedpmt.training.local import Site
+from fedpmt.training.local import Job, LocalWork, Site
+from fedpmt.training.loop import compiled_round, train
 from fedpmt.training.messages import Task
 from fedpmt.types import MODEL
 
@@ -117,14 +117,17 @@ def run(plan: Plan, *, epochs: Sequence[int] = (1, 5)) -> OwnResults:
 def depth_times(setting: Setting, epochs: int, plan: Plan) -> list[DepthTime]:
     """A device's local round at every depth, as the simulator runs it, on one thread."""
     settings, problem = _problem(setting, epochs, plan)
-    site = Site({GLOBAL: problem.model}, problem.objective, local_settings(settings))
+    site = Site({GLOBAL: problem.model}, problem.objective, local_settings(settings), fast=True)
     weights = problem.model.initial()
     parts = suffixes(problem.model.structure, settings.depths or problem.depths)
     data = placed(problem.data.shard(0), CPU)
 
     def once(part: Part) -> float:
         begun = time.perf_counter()
-        fused_train(site, [Task((part,), {MODEL: weights})], [part], [data], [partial(Seeds(0, 0), device=0)])
+        train(
+            LocalWork(),
+            Job(site, Task((part,), {MODEL: weights}), part, None, data, partial(Seeds(0, 0), device=0)),
+        )
         return time.perf_counter() - begun
 
     with _one_thread():
@@ -151,7 +154,7 @@ def depth_times(setting: Setting, epochs: int, plan: Plan) -> list[DepthTime]:
 def stage_times(setting: Setting, plan: Plan) -> StageTime | None:
     """A device's round at full depth, stage by stage; None where there is no compiled code."""
     settings, problem = _problem(setting, 1, plan)
-    site = Site({GLOBAL: problem.model}, problem.objective, local_settings(settings))
+    site = Site({GLOBAL: problem.model}, problem.objective, local_settings(settings), fast=True)
     data = PlacedData(problem.data, CPU, images_last=True)
     weights = problem.model.initial()
     shapes = shapes_of(problem.model, weights, data.shard(0).inputs)
@@ -168,7 +171,9 @@ def stage_times(setting: Setting, plan: Plan) -> StageTime | None:
             marks.append(time.perf_counter())
             packed = laid_out(shapes, weights)
             marks.append(time.perf_counter())
-            fused_train(site, [task], [part], [shard], [partial(Seeds(0, turn), device=device)])
+            compiled_round(
+                LocalWork(), Job(site, task, part, None, shard, partial(Seeds(0, turn), device=device))
+            )
             marks.append(time.perf_counter())
             read_back(shapes, packed, 0, names)
             marks.append(time.perf_counter())

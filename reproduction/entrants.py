@@ -110,7 +110,7 @@ ENTRANTS = (
         exchanges=True,
         personal=True,
     ),
-    Entrant("fedgkt", "distillation on both sides, T = 3", exchanges=True, personal=True),
+    Entrant("fedgkt", "distillation on both sides, T = 3", {"rate": 0.001}, exchanges=True, personal=True),
     Entrant(
         "fedgen",
         "A from 10 and B from 1, falling, as its code has for EMNIST",
@@ -250,7 +250,7 @@ class Contest:
     def options(self, entrant: Entrant) -> dict[str, Scalar]:
         """An entrant's settings, with those that the size of this contest decides."""
         by_size: dict[str, dict[str, Scalar]] = {
-            # With a thousand, the default, devices of so few samples spend their budget on the public ones.
+            # With many more, devices of few samples spend their budget on the public ones.
             "comet": {"asked": SAMPLES[self.data]},
             "prunefl": {"initial_rounds": max(1, self.played // INITIAL_SHARE)},
         }

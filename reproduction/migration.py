@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from fedpmt import records
 from fedpmt.types import SettingError
 from reproduction import archive
 from reproduction.library import stored_name
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
 
 SETTINGS = {"widths": "depths"}
 """Settings that were renamed, old name to new."""
+
+OPTIONS = {
+    "fedgkt": {"epochs": "server_epochs", "weight_decay": "adam_decay", "optimizer": "device_optimizer"},
+    "fedgen": {"weight_decay": "adam_decay"},
+    "feddf": {"optimizer": "student_optimizer"},
+}
+"""Options that were renamed, by method, old name to new."""
+
+FORMER: dict[str, dict[str, Any]] = {"fedgkt": {"rate": 0.001}}
+"""Defaults that have changed, by method: a record that does not name them was made with these."""
+
+SCORED = ("result", "rounds", "last")
+"""The parts of a kept record in which a score stands."""
 
 LABELS = {"fedpmt": ("width ", "depth ")}
 """Labels of parts that were renamed, by method: how they began, and how they begin now."""
@@ -31,7 +45,12 @@ def migrate(kept: dict[str, Any]) -> dict[str, Any]:
     >>> migrate({"settings": {"method": "fedpmt", "widths": 4}, "devices": devices})
     {'settings': {'method': 'fedpmt', 'depths': 4}, 'devices': {'part': [['depth 2', 'depth 1']]}}
     """
+    kept = {key: records.migrate(value) if key in SCORED else value for key, value in kept.items()}
     settings = {SETTINGS.get(key, key): value for key, value in kept["settings"].items()}
+    if "options" in settings:
+        renamed = OPTIONS.get(settings["method"], {})
+        given = {renamed.get(key, key): value for key, value in settings["options"].items()}
+        settings["options"] = {**FORMER.get(settings["method"], {}), **given}
     devices = dict(kept["devices"])
     old, new = LABELS.get(settings["method"], ("", ""))
     devices["part"] = [

@@ -61,6 +61,7 @@ class Scope:
             "levels": LEVELS[count],
             "assign": "level",
             "mode": "paper",
+            "prefix": "cache",
             "eval_every": EVALUATED_EVERY[data],
             **({"rounds": QUICK_ROUNDS} if self.quick else {}),
             **more,

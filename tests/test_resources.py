@@ -75,8 +75,8 @@ def test_a_usage_fits_if_no_resource_is_over_its_limit(resource: str) -> None:
     assert same <= WHOLE
     assert not over <= WHOLE
     assert over <= UNLIMITED
-    assert WHOLE <= UNLIMITED.but(resource, 200.0)  # type: ignore[arg-type]
-    assert not WHOLE <= UNLIMITED.but(resource, 199.0)  # type: ignore[arg-type]
+    assert UNLIMITED.but(resource, 200.0) >= WHOLE  # type: ignore[arg-type]
+    assert not UNLIMITED.but(resource, 199.0) >= WHOLE  # type: ignore[arg-type]
 
 
 def test_a_limit_is_only_ever_lowered() -> None:

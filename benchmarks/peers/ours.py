@@ -87,7 +87,7 @@ def own_module(net: nn.Module) -> nn.Module:
 
 def main() -> None:
     """A run as any user starts it, evaluated once, at its end."""
-    from fedpmt.api import run_in, settings_of
+    from fedpmt.api import Request, method_of, settings_of, start
 
     job = read_job()
     given: dict[str, Any] = {
@@ -115,13 +115,8 @@ def main() -> None:
             watch.lap()
 
     with tempfile.TemporaryDirectory(prefix="fedpmt-bench-") as folder:
-        result = run_in(
-            Path(folder) / "run",
-            settings,
-            lambda: problem_of(settings, job),
-            on_round=on_round,
-            on_start=on_start,
-        ).result
+        request = Request(settings, method_of(settings), lambda: problem_of(settings, job))
+        result = start(request, Path(folder) / "run", on_round=on_round, on_start=on_start).result
     if result is None:
         raise RuntimeError("the run did not finish")
     say_done(

@@ -1,8 +1,8 @@
 """A model of your own on Flower. Every device trains as many of its last layers as it can afford (FedPMT).
 
-flwr run .                                          Flower's simulation, a process for each core
+flwr run .                                          Flower's simulation, one process per core
 flwr run . YOUR-SUPERLINK                           real devices: SuperNodes with `partition-id` in their node config
-flwr run . --run-config "method='fedavg' rounds=3"  any setting of fedpmt can be changed
+flwr run . --run-config "method='fedavg' rounds=3"  any setting that pyproject.toml lists can be changed
 """
 
 import torch
@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 def problem(settings):
-    """Called on the server and on every node; `shard` only on the node whose data it is."""
+    """Is called on the server and on every node; `shard` only on the node whose data it loads."""
     digits = load("embedded", None)  # 5,000 images of MNIST; a real node would read its own files
 
     def shard(device):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fedpmt import records
+from fedpmt.data.registry import with_samples
 from fedpmt.methods.registry import METHODS, create, fields, method_class, method_names, name_of, short_name
 from fedpmt.records import ACCURACY, RoundRecord, RunRecord, check_target, read_run
 from fedpmt.settings import RunSettings, Settings, resolve
@@ -356,11 +357,33 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         if given.get("devices") is None:
             given["devices"] = size
     settings = resolve(given)
+    if given.get("samples") is None:
+        settings = _with_samples_for_split(settings)
     if settings.budget is None:
         return settings
     # In the record, so that it says what ran.
     options = {**method_class(settings.method)().traits.under_budget, **settings.options}
     return settings.model_copy(update={"options": options})
+
+
+def _with_samples_for_split(settings: Settings) -> Settings:
+    """Lower the default number of samples per device until the split can be met.
+
+    What is held out is not an equal part of all classes, and a split by classes needs enough of each. The number stands
+    in the settings, and so in the record.
+    """
+    held_out = settings.public.startswith("holdout") or settings.validation > 0
+    if not (held_out and settings.partition.startswith("classes") and settings.data in with_samples()):
+        return settings
+    from fedpmt.data.datasets import load
+    from fedpmt.data.partition import most_samples
+    from fedpmt.data.public import hold_out
+
+    targets = load(settings.data, settings.data_dir).train.targets
+    rows = hold_out(settings.public, settings.validation, len(targets), settings.partition_seed)
+    kept = targets if rows is None else targets[rows.kept]
+    most = most_samples(settings.partition, kept, settings.devices, settings.samples)
+    return settings.model_copy(update={"samples": most})
 
 
 def _digest(model: nn.Module, *arrays: Arrays) -> str:

@@ -43,6 +43,10 @@ Stopped = Literal["rounds", "target", "time-budget", "diverged"]
 """Why a run has ended. A run that diverged has the accuracy of a guess, or no score if it is not an accuracy."""
 
 
+ComputePath = Literal["compiled", "autograd", "mixed"]
+"""How local rounds were computed: in compiled code, by autograd, or some this way and some that way."""
+
+
 class Record(BaseModel):
     """A frozen value that reads and writes as JSON."""
 
@@ -168,6 +172,7 @@ class ResultRecord(Record):
     budget_action: Literal["device", "shared", "work", "none"] | None = None  # how it acted on the method
     public_samples: int = 0  # unlabelled, no device's own
     validation_samples: int = 0  # labelled, the server's own
+    path: ComputePath | None = None  # None where it is not known: on real devices, or in old records
 
     @model_validator(mode="before")
     @classmethod

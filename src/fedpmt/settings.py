@@ -79,7 +79,9 @@ class Settings(BaseModel):
         description="share of the training set that the server alone has, with labels; methods that need some: 0.01",
     )
     devices: int = Field(0, ge=1, description="size of the fleet |K|")
-    samples: int = Field(0, ge=1, description="samples per device |D_k|")
+    samples: int = Field(
+        0, ge=1, description="samples per device |D_k|, by default fewer where some are held out"
+    )
     cohort: int = Field(0, ge=1, description="devices asked per round |S|")
     sampling: Literal["stratified", "uniform", "fastest"] = Field(
         "stratified",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,10 @@ FEW: dict[str, Any] = {
     "epochs": 2,
     "rounds": 6,
 }
+
+
+def identity(problem: Any) -> Any:
+    return problem
 
 
 def squared(outputs: Tensor, wanted: Tensor) -> Tensor:
@@ -152,7 +157,8 @@ def test_what_a_diverged_run_is_scored(tmp_path: Path) -> None:
             None,
             objective,
         )
-        run = api.run_in(tmp_path / name, settings, lambda problem=problem: problem, keep_diverged=True)  # type: ignore[misc]
+        request = api.Request(settings, api.method_of(settings), partial(identity, problem))
+        run = api.start(request, tmp_path / name, keep_diverged=True)
         assert run.result is not None
         assert (run.result.stopped, run.result.score_name) == ("diverged", name)
         assert run.result.score == (1 / 3 if classes else None)

@@ -97,9 +97,7 @@ def test_a_run_is_the_same_from_its_record_and_after_an_interrupt(tmp_path: Path
         fedpmt.run("feddrop", budget=budget, out=tmp_path / "parts", on_round=interrupt, **SMALL)
     fedpmt.run("feddrop", budget=budget, out=tmp_path / "parts", resume=True, **SMALL)
     stored = json.loads((tmp_path / "whole" / "config.json").read_bytes())["settings"]
-    again = api.run_in(
-        tmp_path / "again", api.settings_of(stored), lambda: api.paper_problem_of(api.settings_of(stored))
-    )
+    again = api.start(api.request_of(api.settings_of(stored)), tmp_path / "again")
     texts = {(tmp_path / name / ROUNDS).read_bytes() for name in ("whole", "parts", "again")}
     assert len(texts) == 1
     assert again.result is not None

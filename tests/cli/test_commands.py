@@ -369,6 +369,15 @@ def test_plan_in_text() -> None:
         assert words in called.out
 
 
+def test_layers_that_nobody_trains_are_said_by_plan_and_run(tmp_path: Path) -> None:
+    """A full model takes 10 s on the fastest device."""
+    said = "no device of this fleet trains fc1, so these weights stay as they are at the start; set --deadline to 10"
+    assert said in call("plan", "--deadline", "8").out
+    called = call("run", "--data", "synthetic", "--deadline", "8", *TINY, "--out", tmp_path / "run")
+    assert f"warning: fedpmt: {said}" in called.err
+    assert said not in call("plan").out
+
+
 def test_plan_of_a_measured_fleet(tmp_path: Path) -> None:
     """Rows bear the devices' names and counts, and a link takes its time."""
     fleet = tmp_path / "fleet.csv"

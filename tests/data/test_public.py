@@ -20,7 +20,9 @@ from fedpmt.data.public import NO_LABEL, hold_out
 from fedpmt.data.registry import with_samples
 from fedpmt.data.sets import embedded
 from fedpmt.data.spec import parse_public, public_spellings
+from fedpmt.methods.base import Traits
 from fedpmt.methods.fedavg import FedAvg
+from fedpmt.methods.registry import name_of
 from fedpmt.seeds import generator
 from fedpmt.settings import resolve
 from fedpmt.types import SettingError
@@ -35,8 +37,12 @@ SIZES: dict[str, Any] = {"partition_seed": 0, "devices": 8, "samples": 20, "data
 class Needy(FedAvg):
     """A method that needs both kinds of data and does nothing with them."""
 
-    needs_public = True
-    needs_validation = True
+    @property
+    def traits(self) -> Traits:
+        return Traits(needs_public=True, needs_validation=True)
+
+
+NEEDY = name_of(Needy())
 
 
 @given(st.floats(0.01, 0.6), st.floats(0, 0.3), st.integers(20, 500), st.integers(0, 5))
@@ -150,13 +156,13 @@ def test_a_users_arrays_are_held_out_too() -> None:
 
 
 def test_methods_that_need_some_get_a_tenth_and_devices_a_little_less() -> None:
-    filled = api.with_public({"data": "embedded"}, [Needy])
+    filled = api.with_public({"data": "embedded"}, [NEEDY])
     settings = resolve(filled)
     assert (settings.public, settings.validation, settings.samples) == ("holdout:0.1", 0.01, 71)
     assert (
         resolve({"data": "mnist", "public": "holdout:0.1"}).samples == 300
     )  # half of it is nobody's as it is
-    assert api.with_public({"public": "generated:9"}, [Needy])["public"] == "generated:9"
+    assert api.with_public({"public": "generated:9"}, [NEEDY])["public"] == "generated:9"
     assert "public" not in api.with_public({}, ["fedavg"])
 
 

@@ -21,7 +21,7 @@ from fedpmt.methods.registry import METHODS, method_class
 from support import SMALL, Bench
 
 ROOT = Path(__file__).parents[2]
-SHARED_SETTINGS = ("depths", "splitting")
+SHARED_SETTINGS = ("depths", "splitting", "server")
 """Settings of a run that methods take over."""
 PAPER_SYMBOLS = [
     "K",

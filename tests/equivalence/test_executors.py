@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from fedpmt import api, kernels
 from fedpmt.methods.registry import METHODS
 from fedpmt.types import SettingError
-from support import STAGES
+from support import STAGES, images
 
 
 def weights(**settings: Any) -> dict[str, torch.Tensor]:
@@ -46,6 +48,59 @@ def test_many_rounds_reach_the_same_accuracy() -> None:
     fast, oracle = (result.score for result in found if result is not None and result.score is not None)
     assert oracle > 0.6
     assert fast == pytest.approx(oracle, abs=0.03)
+
+
+def unknown_net() -> dict[str, Any]:
+    """A user's own problem; compiled code knows no tanh."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.Tanh(), nn.Linear(4, 3))
+    return {"model": net, "train": images(200), "test": images(50, seed=1)}
+
+
+@pytest.mark.skipif(not kernels.available(), reason="there is no C compiler here")
+@pytest.mark.parametrize(
+    ("method", "more", "path", "said"),
+    [
+        ("fedavg", {}, "compiled", None),
+        ("fedavg", {"momentum": 0.9, "weight_decay": 0.01}, "compiled", None),
+        ("fjord", {"momentum": 0.9}, "compiled", None),
+        ("fedavg", {"executor": "plain"}, "autograd", None),
+        ("fedavg", unknown_net(), "autograd", None),
+        ("slimfl", {}, "autograd", "slimfl: compiled code does not support its local steps"),
+        ("fedavg", {"dp_clip": 1.0, "dp_noise": 1.0}, "autograd", "does not support its local steps"),
+        ("feddrop", {"options": {"scaling": True}}, "mixed", "does not support parts like 'keep"),
+    ],
+)
+def test_the_path_is_recorded_and_leaving_the_compiled_one_is_said_once(
+    method: str, more: dict[str, Any], path: str, said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: dict[str, Any] = {
+        "rounds": 2,
+        "devices": 10,
+        "samples": 20,
+        "cohort": 5,
+        "eval_every": 2,
+        **more,
+    }
+    result = api.run(method, **settings).result
+    assert result is not None
+    assert result.path == path
+    assert json.loads(result.model_dump_json())["path"] == path
+    assert [record.levelname for record in caplog.records] == ([] if said is None else ["WARNING"])
+    assert said is None or said in caplog.text
+
+
+def test_a_finished_run_keeps_its_path(tmp_path: Path) -> None:
+    """A resume computes no unit, and still knows how those before it were computed."""
+    settings: dict[str, Any] = {
+        "devices": 10,
+        "samples": 20,
+        "cohort": 5,
+        "rounds": 1,
+        "out": tmp_path / "run",
+    }
+    before = api.run("fedavg", **settings).result
+    (tmp_path / "run" / "result.json").unlink()
+    assert api.run("fedavg", resume=True, **settings).result == before
 
 
 def test_a_run_is_not_resumed_by_another_executor(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def said(**changes: Any) -> Callable[[RecordDict], None]:
 
 
 def last(records: RecordDict) -> tuple[ArrayRecord, str]:
-    arrays = records.array_records["model"]
+    arrays = records.array_records["update"]
     return arrays, list(arrays)[-1]
 
 
@@ -82,11 +82,16 @@ def missing(records: RecordDict) -> None:
 
 
 def more_layers(records: RecordDict) -> None:
-    records.array_records["model"]["extra"] = Array(np.zeros((2, 2), np.float32))
+    records.array_records["update"]["extra"] = Array(np.zeros((2, 2), np.float32))
 
 
 def more_groups(records: RecordDict) -> None:
     records["control"] = ArrayRecord({"x": Array(np.zeros(3, np.float32))})
+
+
+def weights(records: RecordDict) -> None:
+    """As nodes replied before replies carried differences."""
+    records["model"] = records.array_records.pop("update")
 
 
 def metrics(found: Mapping[str, float]) -> Callable[[RecordDict], None]:
@@ -122,9 +127,10 @@ KINDS: list[tuple[Callable[[RecordDict], None], str]] = [
     (said(scalars=json.dumps({"a": math.inf})), "scalar 'a' is not a finite number"),
     (said(scalars=" " * 10**5), "its scalars are not a short text"),
     (renamed, "with other"),
-    (missing, "tensors of model without"),
+    (missing, "tensors of update without"),
     (more_layers, "with extra"),
     (more_groups, "groups with control"),
+    (weights, "groups without update and with model"),
     (values(lambda array: array[:-1]), "has shape (9,), not (10,)"),
     (values(lambda array: array.astype(np.float64)), "is of type float64, not float32"),
     (filled(math.nan), "holds values that are not finite"),
@@ -132,10 +138,10 @@ KINDS: list[tuple[Callable[[RecordDict], None], str]] = [
     (filled(1e6), "above the limit"),
     (data(lambda true: Array(np.zeros(3, np.float64)).data), "is not what its header says"),
     (data(lambda true: true + bytes(10_000)), "bytes, where"),
-    (data(lambda true: b"\x80\x04garbage"), "model cannot be read"),
-    (data(lambda true: b"PK\x03\x04junk"), "model cannot be read: BadZipFile"),
-    (data(lambda true: EMPTY_ZIP), "model cannot be read"),
-    (data(endless), "model cannot be read"),
+    (data(lambda true: b"\x80\x04garbage"), "update cannot be read"),
+    (data(lambda true: b"PK\x03\x04junk"), "update cannot be read: BadZipFile"),
+    (data(lambda true: EMPTY_ZIP), "update cannot be read"),
+    (data(endless), "update cannot be read"),
     (said(scalars=f'{{"a": 1{"0" * 400}}}'), "it cannot be read: OverflowError"),
     (said(scalars="[" * 9999), "it cannot be read: RecursionError"),
     (said(seconds=1.79e308), "its training time '1.79e+308'"),

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,11 @@ from fedpmt import api
 from fedpmt.cli.main import program
 from fedpmt.data.sets import embedded
 from fedpmt.flower import apps, node_problem
-from fedpmt.flower.client import folder_of, spend
-from fedpmt.flower.deployment import Deployment, read_config, write_config
-from fedpmt.flower.kept import begin
+from fedpmt.flower.client import spend, state_folder
+from fedpmt.flower.deployment import Deployment, begin, read_config, write_config
 from fedpmt.flower.loopback import node_configs
 from fedpmt.records import read_run
+from fedpmt.training.optimizers import Adam
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -126,14 +127,14 @@ def test_a_run_has_one_name_that_nodes_take(name: str, tmp_path: Path) -> None:
     first = begin(folder, Deployment()).run
     assert first == begin(folder, Deployment()).run
     context = Context(1, 2, {"partition-id": 0, "state-dir": str(tmp_path / "own")}, RecordDict(), {})
-    assert folder_of(first, context, "") == tmp_path / "own" / first
+    assert state_folder(first, context, "") == tmp_path / "own" / first
 
 
 @pytest.mark.parametrize("name", ["../other", "/etc", "", "a/b", "x" * 300])
 def test_a_node_writes_nowhere_else(name: str, tmp_path: Path) -> None:
     context = Context(1, 2, {"partition-id": 0, "state-dir": str(tmp_path)}, RecordDict(), {})
     with pytest.raises(SettingError, match="is not a run's name"):
-        folder_of(name, context, "")
+        state_folder(name, context, "")
 
 
 def example() -> ModuleType:
@@ -219,6 +220,27 @@ def test_private_noise_is_the_devices_own_and_its_replies_are_counted(tmp_path: 
     spend(tmp_path / "other", 1)
     with pytest.raises(SettingError, match="has sent the 1 replies"):
         spend(tmp_path / "other", 1)
+
+
+def adaptive(settings: Any) -> Any:
+    """A task that comes with fedpmt, with an optimizer and a rate that no setting has."""
+    plain = api.paper_problem_of(settings)
+    return replace(plain, optimizer=Adam(betas=(0.5, 0.9)), rate=lambda index: 0.01 / (index + 1))
+
+
+def test_an_app_may_have_an_optimizer_of_its_own(tmp_path: Path) -> None:
+    given = {**TWO_NODES, "method": "fedavg", "rounds": 2, "levels": "1"}
+    run, _ = deploy(tmp_path / "own", given, apps=apps(adaptive))
+    plain, _ = deploy(tmp_path / "plain", {**given, "optimizer": "adam", "lr": 0.01})
+    assert (run.settings["optimizer"], run.settings["schedule"]) == ("custom", "custom")
+    assert run.rounds[1].learning_rate == 0.005
+    assert run.result is not None
+    assert plain.result is not None
+    assert run.result.weights_sha256 != plain.result.weights_sha256
+    with pytest.raises(
+        SettingError, match=r"^optimizer = 'custom' is refused: the app's problem has no optimizer"
+    ):
+        deploy(tmp_path / "none", {**given, "optimizer": "custom"})
 
 
 def normed(settings: Any) -> Any:

@@ -117,7 +117,7 @@ def test_a_round_without_any_reply_leaves_the_model_as_it_was(tmp_path: Path) ->
 def test_a_node_that_describes_itself_wrongly_is_not_taken(words: dict[str, Any], reason: str) -> None:
     limits = roster.Limits(devices=3, samples=200, classes=2, labels=True)
     with pytest.raises(ValueError, match=reason):
-        roster.described(17, words, limits)
+        roster.parse_node(17, words, limits)
 
 
 def test_labels_are_told_only_to_a_method_that_needs_them(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ RUN: dict[str, Any] = {
     "batch": 10,
     "rounds": 3,
 }
-RUN |= {"levels": "1/3,1/2,1", "executor": "plain", "lr": 0.1}
+RUN |= {"levels": "1/3,1/2,1", "executor": "plain", "lr": 0.1, "server_optimizer": "adam", "server_lr": 0.02}
 
 
 def replayed(folder: Path, given: dict[str, Any], run: RunRecord) -> str:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from fedpmt.training.control import CONTROL, ControlledWork
-from fedpmt.training.latent import COUNTS
-from fedpmt.training.masked import SQUARES
 from flwr.app import Array
 from in_process import BITS, InProcessGrid, deploy, nodes_of
 
+from fedpmt.methods.fedgen import COUNTS
+from fedpmt.methods.prunefl import SQUARES
+from fedpmt.methods.scaffold import CONTROL, Controlled
 from fedpmt.training.local import LocalSettings, Reach
 from fedpmt.training.messages import Task
 
@@ -43,7 +43,7 @@ def filling(group: str, value: float, device: int = 1) -> Callable[[Message, Mes
 @pytest.mark.parametrize(
     ("method", "group", "options"),
     [
-        ("scaffold", CONTROL, {}),
+        ("scaffold", CONTROL, {"option": "II"}),
         ("scaffold", CONTROL, {"option": "I"}),
         ("prunefl", SQUARES, {"interval": 1, "initial_rounds": 0}),
         ("fedgen", COUNTS, {}),
@@ -69,9 +69,9 @@ def test_the_limit_of_a_control_variate_by_hand() -> None:
     """‖w_k - w‖ <= 10, two steps of 0.5, ‖c‖ = 3: 10 / (2 · 0.5) + 3. Option I: two gradients of at most 10 / 0.5."""
     task = Task((), {CONTROL: {"a": torch.tensor([3.0, 0.0])}})
     reach = Reach(10.0, LocalSettings(epochs=1, batch=5, learning_rate=0.5), steps=2, samples=10, rounds=1)
-    assert ControlledWork("II").bounds(task, reach) == {CONTROL: 13.0}
-    assert ControlledWork("I").bounds(task, reach) == {CONTROL: 40.0}
-    assert ControlledWork("none").bounds(task, reach) == {CONTROL: 0.0}
+    assert Controlled("II").bounds(task, reach) == {CONTROL: 13.0}
+    assert Controlled("I").bounds(task, reach) == {CONTROL: 40.0}
+    assert Controlled("none").bounds(task, reach) == {CONTROL: 0.0}
 
 
 class Joining(InProcessGrid):

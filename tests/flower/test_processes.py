@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fedpmt.flower.guard import begun
+from fedpmt.flower.guard import start_time
 from fedpmt.flower.processes import environment_of, program
 
 if TYPE_CHECKING:
@@ -102,5 +102,5 @@ def test_what_a_killed_program_has_started_is_stopped_and_what_it_released_is_no
 
 
 def test_a_process_is_known_by_when_it_began() -> None:
-    assert begun(os.getpid()) == begun(os.getpid()) != ""
-    assert begun(2**22 + 1) == ""  # above the largest id
+    assert start_time(os.getpid()) == start_time(os.getpid()) != ""
+    assert start_time(2**22 + 1) == ""  # above the largest id

@@ -10,8 +10,8 @@ from flwr.app import Error, Message, MessageType, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.superlink.grid import HttpGrid
 
-from fedpmt.flower.answers import no_answer
-from fedpmt.flower.pulling import one_by_one
+from fedpmt.flower.answers import check_answer
+from fedpmt.flower.pulling import pull_one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -58,10 +58,10 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcomes(bad: Callable[[str], Message]) -> dict[str, Any]:
-    grid = one_by_one(Deployed(bad))
+    grid = pull_one_by_one(Deployed(bad))
     found = grid.send_and_receive(NAMES, timeout=60.0)
     replies = {reply.metadata.reply_to_message_id: reply for reply in found}
-    return {node: no_answer(replies.get(node), 60.0, int(node)) for node in ("1", "2", "3")}
+    return {node: check_answer(replies.get(node), 60.0, int(node)) for node in ("1", "2", "3")}
 
 
 def test_a_reply_that_cannot_be_put_together_is_refused_and_the_others_count() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fedpmt.training.private import epsilon
 from in_process import BITS, InProcessGrid, deploy, nodes_of
 
 from fedpmt import api
 from fedpmt.cli.main import program
-from fedpmt.flower import kept
 from fedpmt.flower.app_folder import read_app
-from fedpmt.flower.deployment import Deployment
+from fedpmt.flower.deployment import Deployment, begin, read_start
+from fedpmt.training.privacy import epsilon
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -56,13 +55,25 @@ def test_a_node_that_came_later_does_not_change_what_widths_are_fitted_to(tmp_pa
     whole, _ = deploy(tmp_path / "whole", GIVEN, nodes=speeds, kind=Joining, min_nodes=2)
     with pytest.raises(KilledError):
         deploy(tmp_path / "part", GIVEN, killed_in(2), nodes=speeds, kind=Joining, min_nodes=2)
-    facts = kept.read(tmp_path / "part" / "run", Deployment())
+    facts = read_start(tmp_path / "part" / "run", Deployment())
     assert facts is not None
     assert (facts.devices, facts.starts) == ((0, 1), 1)
     resumed, _ = deploy(tmp_path / "part", GIVEN, nodes=speeds, resume=True)
     parts = [[one.part for one in step.devices] for step in whole.rounds]
     assert parts[0] != parts[1]
     assert parts == [[one.part for one in step.devices] for step in resumed.rounds]
+    assert whole.result is not None
+    assert resumed.result is not None
+    assert whole.result.weights_sha256 == resumed.result.weights_sha256
+
+
+@pytest.mark.parametrize("secagg", [False, True])
+def test_what_the_servers_optimizer_keeps_is_in_the_checkpoint(secagg: bool, tmp_path: Path) -> None:
+    given = {**GIVEN, "server_optimizer": "adam", "server_lr": 0.02, "levels": "1/4,1/2,1"}
+    whole, _ = deploy(tmp_path / "whole", given, secagg=secagg)
+    with pytest.raises(KilledError):
+        deploy(tmp_path / "part", given, killed_in(2), secagg=secagg)
+    resumed, _ = deploy(tmp_path / "part", given, resume=True, secagg=secagg)
     assert whole.result is not None
     assert resumed.result is not None
     assert whole.result.weights_sha256 == resumed.result.weights_sha256
@@ -99,11 +110,11 @@ def test_a_round_that_devices_answered_twice_counts_twice(tmp_path: Path) -> Non
 def test_a_run_is_not_resumed_with_other_settings_of_the_deployment(
     begun: dict[str, Any], changed: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    first = kept.begin(tmp_path, Deployment(**begun))
-    again = kept.begin(tmp_path, Deployment(**begun, update_limit=3.0, wait_seconds=5.0, resume=True))
+    first = begin(tmp_path, Deployment(**begun))
+    again = begin(tmp_path, Deployment(**begun, update_limit=3.0, wait_seconds=5.0, resume=True))
     assert (again.run, again.starts) == (first.run, 2)
     with pytest.raises(SettingError, match=reason):
-        kept.begin(tmp_path, Deployment(**{**begun, **changed}))
+        begin(tmp_path, Deployment(**{**begun, **changed}))
 
 
 def test_plain_flwr_run_does_not_resume_with_other_settings_either(tmp_path: Path) -> None:
@@ -124,7 +135,7 @@ def test_deploy_resumes_with_what_the_app_folder_says(
     app = out / "app" / "pyproject.toml"
     app.write_text(app.read_text().replace("wait-seconds = 120.0", "wait-seconds = 300.0"))
     api.run(**{**GIVEN, "rounds": 1, "eval_every": 1, "deadline": 60.0}, out=out / "run")
-    kept.begin(out / "run", Deployment(transport_seconds=2.5))
+    begin(out / "run", Deployment(transport_seconds=2.5))
     resume = ["deploy", "--write-only", "--resume", "--out", str(out)]
     assert program(resume) == 0
     found = read_app(out / "app")

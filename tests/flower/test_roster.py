@@ -152,4 +152,4 @@ def test_a_resume_waits_for_the_devices_that_it_began_with(
 def test_a_speed_that_no_clock_can_run_by_is_refused(speed: float) -> None:
     limits = Limits(devices=3, samples=200, classes=2, labels=False)
     with pytest.raises(ValueError, match="too far from 1"):
-        module.described(17, {**of(0), "speed": speed}, limits)
+        module.parse_node(17, {**of(0), "speed": speed}, limits)

@@ -15,12 +15,13 @@ from torch import nn
 
 from fedpmt import api
 from fedpmt.cli.main import program
-from fedpmt.flower import apps, node_problem, sealed, strategy
+from fedpmt.flower import apps, node_problem, strategy
 from fedpmt.flower.app_folder import read_app
-from fedpmt.flower.layer_vector import Cover, read_cover
+from fedpmt.flower.deployment import summable
+from fedpmt.flower.secure import sealed
+from fedpmt.flower.secure.layer_vector import Cover, read_cover
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.methods.base import Round
-from fedpmt.methods.registry import METHODS, method_class
 from fedpmt.parts.part import Whole
 from fedpmt.training.messages import Client
 from fedpmt.types import SettingError
@@ -330,6 +331,27 @@ def test_other_methods_of_whole_layers(method: str, tmp_path: Path) -> None:
     assert_close(model_of(tmp_path / "secure"), model_of(tmp_path / "plain"))
 
 
+def test_a_server_optimizer_steps_by_the_mean_and_leaves_held_back_layers_alone(tmp_path: Path) -> None:
+    """In the second round a wide device fails: the first two layers have a velocity by then, and do not move by it."""
+
+    def failing_then(question: Message, answer: Message) -> Message:
+        trains = question.metadata.message_type == "train"
+        second = trains and question.content.config_records["task"]["round"] == 1
+        bad = second and device_of(question) == WIDE[1]
+        return Message(Error(2, "battery is empty"), reply_to=question) if bad else answer
+
+    given = {**RUN, "server_optimizer": "momentum", "server_momentum": 0.9, "server_lr": 0.3, "eval_every": 9}
+    deploy(tmp_path / "plain", {**given, "rounds": 1})
+    deploy(tmp_path / "one", {**given, "rounds": 1}, secagg=True)
+    two, _ = deploy(tmp_path / "two", {**given, "rounds": 2}, failing_then, secagg=True)
+    assert [step.metrics["layers_held_back"] for step in two.rounds] == [0, 2]
+    one, after = model_of(tmp_path / "one"), model_of(tmp_path / "two")
+    assert_close(one, model_of(tmp_path / "plain"))
+    first, second, *others = layers_of()
+    assert all(torch.equal(after[name], one[name]) for name in (*first, *second))
+    assert not any(torch.equal(after[name], one[name]) for names in others for name in names)
+
+
 def test_differential_privacy_goes_with_it(tmp_path: Path) -> None:
     given = {**RUN, "dp_clip": 0.1, "dp_noise": 0.01}
     secure, _ = deploy(tmp_path / "secure", given, secagg=True)
@@ -490,20 +512,17 @@ def test_plain_flwr_run_refuses_it_too(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", summable())
 def test_methods_whose_layers_add_up_train_whole_tensors(name: str) -> None:
     """What a method says of its sums is what its parts are."""
-    kind = method_class(name)
-    if kind.sums != "layers":
-        return
     given = api.settings_of({**RUN, "method": name})
     method, structure = api.method_of(given), api.paper_problem_of(given).model.structure
     assert isinstance(method, PartAveraging)
-    assert type(method).aggregate is PartAveraging.aggregate
-    assert method.rule() == "overlap"
+    assert type(method).fold is PartAveraging.fold
+    assert method.mean == "overlap"
     free = cast("Any", None)  # nothing is priced without a budget
     round_ = Round(0, lambda part: free, lambda purpose, device: np.random.default_rng(0))
-    offer = method.offer(Averaged(structure, {}), Client(0, None, None, None, 20, 2), round_)
+    offer = method.offer(Averaged(structure, {}), Client(0, None, None, 20, 2), round_)
     assert all(isinstance(selection, Whole) for part in offer for selection in part.trained.values())
 
 

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import RUN, SERVER, InProcessGrid
 
-from fedpmt.flower import masks
 from fedpmt.flower.collect import SumError
-from fedpmt.flower.factory import SECURE_ANSWERS, _replying
-from fedpmt.flower.fixed_point import Scale
-from fedpmt.flower.secure_node import SECURE, hand_out_shares, put_masks_on
-from fedpmt.flower.secure_sum import SecureSum
+from fedpmt.flower.factory import SECURE_ANSWERS, _handle
+from fedpmt.flower.secure import masks
+from fedpmt.flower.secure.fixed_point import Scale
+from fedpmt.flower.secure.node import SECURE, hand_out_shares, put_masks_on
+from fedpmt.flower.secure.sums import SecureSum
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def grid_of(
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, SERVER, RUN
     client = ClientApp()
     for action, answer in SECURE_ANSWERS.items():
-        client.train(action)(_replying(answer))
+        client.train(action)(_handle(answer))
 
     @client.train()
     def train(message: Message, context: Context) -> Message:
@@ -175,7 +175,7 @@ def test_a_node_that_answers_wrongly_is_left_out(kind: str, changes: dict[str, A
 
     grid = grid_of([1, 2, 3, 4], wrong)
     secure = summed(grid)
-    assert secure.lost == {2: ("refused", reason)}
+    assert secure.missing == {2: ("refused", reason)}
     assert np.array_equal(secure.open(grid, [1], 5.0)[1], sum(vector_of(node)[1] for node in (1, 3, 4)))
 
 
@@ -185,7 +185,7 @@ def test_an_error_of_a_node_is_its_own() -> None:
         return Message(Error(2, "out of memory"), reply_to=question) if bad else answer
 
     secure = summed(grid_of([1, 2, 3, 4], failing))
-    assert secure.lost == {2: ("failed", "error 2: out of memory")}
+    assert secure.missing == {2: ("failed", "error 2: out of memory")}
     assert secure.members == {1, 3, 4}
 
 
@@ -207,7 +207,7 @@ def test_an_answer_that_cannot_be_read_ends_nothing(kind: str) -> None:
     there = (1, 2, 3, 4) if kind == "train.open" else (1, 3, 4)
     assert np.array_equal(opened, sum(vector_of(node)[1] for node in there))
     lost = {} if kind == "train.open" else {2: ("refused", "its answer cannot be read: KeyError: 'secagg'")}
-    assert secure.lost == lost
+    assert secure.missing == lost
 
 
 def test_shares_of_something_that_is_no_key_are_found_out() -> None:
@@ -215,7 +215,7 @@ def test_shares_of_something_that_is_no_key_are_found_out() -> None:
     password = serialization.BestAvailableEncryption(b"word")
     key = ec.generate_private_key(ec.SECP384R1())
     form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
-    shares = dict(zip((1, 2, 3, 4), masks.shares(key.private_bytes(*form, password), 4), strict=True))
+    shares = dict(zip((1, 2, 3, 4), masks.split(key.private_bytes(*form, password), 4), strict=True))
 
     def wrong(question: Message, answer: Message) -> Message | None:
         node, kind = question.metadata.dst_node_id, question.metadata.message_type

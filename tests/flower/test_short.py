@@ -16,6 +16,7 @@ pytestmark = pytest.mark.flower
 
 RUN = {"method": "scaffold", "devices": 2, "samples": 20, "cohort": 2, "batch": 10, "rounds": 2, "lr": 0.1}
 RUN |= {"levels": "1/2,1", "executor": "plain", "eval_every": 2}
+RUN |= {"momentum": 0.5, "server_optimizer": "momentum", "server_lr": 0.3}
 
 
 def test_a_deployment_has_the_bits_of_the_simulator_and_leaves_nothing_behind(tmp_path: Path) -> None:

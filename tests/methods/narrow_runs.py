@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from fedpmt.kernels.fused import fused_train, fusible
-from fedpmt.pricing.budget import Budget
 
+from fedpmt.devices.fleet import Device
 from fedpmt.methods.base import Prototype, Round, Setup
 from fedpmt.models.build import build
 from fedpmt.models.nets import NETS
-from fedpmt.parts.part import GLOBAL
+from fedpmt.parts.part import GLOBAL, take, within
+from fedpmt.pricing.meter import Meter, Plan
+from fedpmt.resources import Resources
 from fedpmt.seeds import Seeds, generator
-from fedpmt.training.local import LocalSettings, Site, train
-from fedpmt.training.messages import Client, Task
+from fedpmt.training.local import Job, LocalSettings, Site
+from fedpmt.training.loop import compiled_round, conclude, local_round
+from fedpmt.training.messages import Client
 from fedpmt.training.objective import CLASSIFICATION
-from fedpmt.types import MODEL, Examples
-from support import flat_price, samples
+from fedpmt.types import MODEL
+from support import FlatPrice, samples
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 CLASSES = 10
 
 
-def local_round(
+def local_job(
     method: Method[Any, Any],
     net: str,
     *,
@@ -35,50 +37,47 @@ def local_round(
     index: int = 3,
     held: int = CLASSES,
     **local: Any,
-) -> tuple[Site, Task, Examples]:
-    """A task in double precision for a device that can afford this share of the net and holds some classes."""
+) -> Job[Any]:
+    """The task of a device that can afford this share of the net and holds some classes."""
     model = build(NETS[net], generator(0, "init"))
-    price = flat_price(model)
+    price: Any = FlatPrice(model)
     state = method.init(Setup({GLOBAL: Prototype(model.structure, model.initial())}, 8, price))
-    budget = Budget(share * model.structure.size(model.structure.parameters))
-    client = Client(1, 1, 1.0, budget, 30, 5, np.arange(CLASSES) < held)
-    round_ = Round(index, price, Seeds(0, index), cohort=(0, 1, 2))
-    task = method.assign(state, client, round_)
-    weights = {name: tensor.double() for name, tensor in task.tensors[MODEL].items()}
+    meter = Meter(price, {GLOBAL: model.structure}, Device(1, 1, 1.0), 30, 5)
+    limit = Resources.limit(operations=share * model.structure.size(model.structure.parameters))
+    client = Client(1, 1, 1.0, 30, 5, np.arange(CLASSES) < held, Plan(meter, limit))
+    task = method.assign(state, client, Round(index, price, Seeds(0, index), cohort=(0, 1, 2)))
+    settings = LocalSettings(**{"epochs": 1, "batch": 7, "learning_rate": 0.05, **local})
+    site = Site({GLOBAL: model}, CLASSIFICATION, settings, fast=True)
     data = samples(30, NETS[net].input_shape, held)
-    site = Site(
-        {GLOBAL: model},
-        CLASSIFICATION,
-        LocalSettings(**{"epochs": 1, "batch": 7, "learning_rate": 0.05, **local}),
-    )
-    return site, replace(task, tensors={MODEL: weights}), replace(data, inputs=data.inputs.double())
+    return Job(site, task, task.offer[0], None, data, Seeds(0, 0), 0, 0)
 
 
 def takes_fast_path(method: Method[Any, Any], net: str, **options: Any) -> bool:
-    site, task, data = local_round(method, net, **options)
-    return fusible(method.local(), site, task, task.offer[0], data)
+    return compiled_round(method.local, local_job(method, net, **options)) is not None
 
 
 def check_fast_path(method: Method[Any, Any], net: str, **options: Any) -> None:
-    """The fast path takes the work, and does what the oracle does."""
-    site, task, data = local_round(method, net, **options)
-    work, part = method.local(), task.offer[0]
-    assert any(tuple(task.tensors[MODEL][name].shape) != shape for name, shape in _shapes(site).items())
-    assert fusible(work, site, task, part, data)
-    oracle, _ = train(work, site, task, part, None, data, Seeds(0, 0), device=0, round_index=0)
-    fast = fused_train(site, [task], [part], [data], [Seeds(0, 0)], work)[0]
-    assert set(oracle.tensors[MODEL]) == set(fast.tensors[MODEL]) == set(part.trained)
-    for key, tensor in oracle.tensors[MODEL].items():
-        torch.testing.assert_close(fast.tensors[MODEL][key], tensor, rtol=1e-8, atol=1e-10)
-    assert abs(fast.metrics["train_loss"] - oracle.metrics["train_loss"]) < 1e-8
-    # In single precision, which is what compiled code knows.
-    single = replace(task, tensors={MODEL: {name: one.float() for name, one in task.tensors[MODEL].items()}})
-    short = replace(data, inputs=data.inputs.float())
-    compiled = fused_train(site, [single], [part], [short], [Seeds(0, 0)], work)[0]
-    for key, tensor in oracle.tensors[MODEL].items():
-        assert (compiled.tensors[MODEL][key] - tensor).norm() <= 2e-5 * tensor.norm() + 1e-7, key
+    """Compiled code takes the work, and does what the oracle does in double precision."""
+    job, work = local_job(method, net, **options), method.local
+    shapes = job.model.structure.shapes
+    assert any(tuple(tensor.shape) != shapes[name] for name, tensor in job.task.tensors[MODEL].items())
+    found = compiled_round(work, job)
+    assert found is not None
+    compiled, _ = conclude(work, *found)
+    precise = double(job)
+    oracle, _ = conclude(work, *local_round(work, precise))
+    assert set(oracle.update) == set(compiled.update) == set(job.part.trained)
+    for key, change in oracle.update.items():
+        assert change.dtype == torch.float64
+        where = within(job.part.trained[key], job.part.sent[key])
+        weight = take(precise.task.tensors[MODEL][key], where) + change
+        assert (compiled.update[key] - change).norm() <= 2e-5 * weight.norm() + 1e-7, key
     assert abs(compiled.metrics["train_loss"] - oracle.metrics["train_loss"]) < 1e-4
 
 
-def _shapes(site: Site) -> dict[str, tuple[int, ...]]:
-    return dict(site.models[GLOBAL].structure.shapes)
+def double(job: Job[Any]) -> Job[Any]:
+    """The same work in double precision, which only autograd can do."""
+    weights = {name: tensor.double() for name, tensor in job.task.tensors[MODEL].items()}
+    data = replace(job.data, inputs=job.data.inputs.double())
+    task, site = replace(job.task, tensors={MODEL: weights}), replace(job.site, fast=False)
+    return replace(job, task=task, site=site, data=data)

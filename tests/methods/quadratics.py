@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from fedpmt.pricing.budget import Budget
 from torch import nn
 
-from fedpmt.methods.base import Prototype, Round, Setup
+from fedpmt.methods.base import Prototype, Round, Server, Setup, aggregate
 from fedpmt.models.layered import layered
 from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import Seeds
-from fedpmt.training.local import LocalSettings, Site, train
+from fedpmt.training.local import Job, LocalSettings, Site
+from fedpmt.training.loop import train
 from fedpmt.training.messages import Client
 from fedpmt.training.objective import Objective
+from fedpmt.training.optimizers import SGD
 from fedpmt.types import Examples
-from support import flat_price
+from support import FlatPrice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,8 +52,8 @@ class Quadratics:
         line = nn.Linear(1, 1, bias=False, dtype=torch.float64)
         nn.init.zeros_(line.weight)
         self.model = layered(nn.Sequential(line))
-        self.settings = LocalSettings(steps, 1, learning_rate, momentum)
-        self.price = flat_price(self.model)
+        self.settings = LocalSettings(steps, 1, learning_rate, SGD(momentum))
+        self.price = FlatPrice(self.model)
         prototype = Prototype(self.model.structure, self.model.initial())
         self.state = method.init(Setup({GLOBAL: prototype}, len(centres), self.price))
         self.kept: dict[int, Any] = {}
@@ -62,6 +63,10 @@ class Quadratics:
     def weight(self) -> float:
         """w."""
         return float(self.method.predictor(self.state).tensors[WEIGHT])
+
+    @property
+    def site(self) -> Site:
+        return Site({GLOBAL: self.model}, Objective(half_square), self.settings)
 
     def data(self, device: int) -> Examples:
         """One sample, x = √a_i and y = √a_i b_i."""
@@ -75,21 +80,18 @@ class Quadratics:
 
     def ask(self, device: int) -> tuple[Reply, Any]:
         """What a device answers in this round, and what it would keep."""
-        seeds, work = Seeds(0, self.index), self.method.local()
-        client = Client(device, 1, 1.0, Budget(), 1, self.settings.epochs)
+        seeds, work = Seeds(0, self.index), self.method.local
+        client = Client(device, 1, 1.0, 1, self.settings.epochs)
         task = self.method.assign(self.state, client, Round(self.index, self.price, seeds))
         own = self.kept.get(device)
-        return train(
-            work,
-            Site({GLOBAL: self.model}, Objective(half_square), self.settings),
-            task,
-            task.offer[0],
-            work.first(device, lambda purpose: Seeds(0)(purpose, device)) if own is None else own,
-            self.data(device),
-            lambda purpose: seeds(purpose, device),
-            device=device,
-            round_index=self.index,
-        )
+        if own is None:
+            own = work.first(device, lambda purpose: Seeds(0)(purpose, device))
+
+        def rng(purpose: str) -> np.random.Generator:
+            return seeds(purpose, device)
+
+        data = self.data(device)
+        return train(work, Job(self.site, task, task.offer[0], own, data, rng, device, self.index))
 
     def play(self, asked: Iterable[int], lost: Iterable[int] = ()) -> float:
         """One round; a device whose reply is lost keeps what it had before."""
@@ -97,7 +99,7 @@ class Quadratics:
         counted = {device: answer for device, answer in answers.items() if device not in set(lost)}
         round_ = Round(self.index, self.price, Seeds(0, self.index))
         replies = [reply for reply, _ in counted.values()]
-        self.state = self.method.aggregate(self.state, replies, round_).state
+        self.state = aggregate(self.method, self.state, replies, round_, Server(self.site)).state
         self.kept.update({device: own for device, (_, own) in counted.items()})
         self.index += 1
         return self.weight

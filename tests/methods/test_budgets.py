@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from fedpmt import api
 from fedpmt.devices.fleet import make_fleet
+from fedpmt.methods.averaging import Composed
 from fedpmt.methods.base import Round
 from fedpmt.methods.fedmp import FedMP
+from fedpmt.methods.fedpmt import FedPMT
+from fedpmt.methods.fedprox import Proximal
 from fedpmt.methods.fjord import FjORD
 from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.methods.ist import IST
@@ -34,15 +37,20 @@ from fedpmt.parts.width import (
     rolling_channels,
     thinned,
 )
+from fedpmt.pricing.meter import download_bytes, upload_bytes
 from fedpmt.resources import RESOURCES, ROUNDING, parse_budget
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import assembled, plan
+from fedpmt.simulation.assignment import assign, plan_for
+from fedpmt.simulation.bookkeeping import record_device
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
     from fedpmt.parts.part import Part
+    from fedpmt.pricing.meter import Meter
     from fedpmt.resources import Resource
-    from fedpmt.simulation.loop import Asked, Federation
+    from fedpmt.simulation.assignment import Assignment
+    from fedpmt.simulation.loop import Federation
 
 PER_DEVICE = ("fedpmt", "feddrop", "heterofl", "fedrolex", "fjord", "fedmp", "ist")
 ACTIONS = {
@@ -90,15 +98,14 @@ def under(name: str, budget: str, **options: Any) -> Federation:
     """The same with another budget."""
     made = federation(name, **options)
     chosen = made.settings.model_copy(update={"budget": budget})
-    return replace(made, settings=chosen, planner=replace(made.planner, allowance=parse_budget(budget)))
+    return replace(made, settings=chosen, planner=replace(made.planner, budget=parse_budget(budget)))
 
 
-def ask(made: Federation, device: int) -> tuple[Asked, float, float]:
+def ask(made: Federation, device: int) -> tuple[Assignment, float, float]:
     """What a device is asked to do, what that takes and what it may take, as recorded."""
     round_ = Round(ROUND, made.planner.price, Seeds(0, ROUND), cohort=tuple(range(8)))
-    one = made.ask(made.start(), made.fleet.device(device), round_)
-    record = made.record(replace(made.start(), rounds=1), [one], ("arrived",), one.seconds)
-    (found,) = record.devices
+    one = assign(made, made.start(), made.fleet.device(device), round_)
+    found = record_device(made, one, "arrived")
     assert found.used is not None
     assert found.budget is not None
     assert found.over_budget == (found.used > found.budget * (1 + ROUNDING))
@@ -135,18 +142,23 @@ def choices(made: Federation, device: int) -> list[Part]:
     return parts
 
 
-def length(made: Federation, part: Part) -> tuple[int, int]:
+def meter(made: Federation, device: int) -> Meter:
+    """What rounds take on a device, by what the method's local work adds to them."""
+    return plan_for(made, made.fleet.device(device), 40).meter
+
+
+def length(made: Federation, part: Part, device: int) -> tuple[int, int]:
     """What tells parts of a method apart by size alone: bytes down and up."""
-    work, structure = made.method.local(), made.problem.model.structure
-    return work.download_bytes(part, structure), work.upload_bytes(part, structure)
+    structure, complete = made.problem.model.structure, meter(made, device).complete(part)
+    return download_bytes(complete, structure), upload_bytes(complete, structure)
 
 
 def takes(made: Federation, part: Part, device: int) -> float:
     """What a part takes of what the budget limits, for a whole round, from the clock and the wire."""
-    chosen, work, place = made.settings, made.method.local(), made.fleet.device(device)
-    structure = made.problem.model.structure
-    cost, up = work.cost(part, made.planner.price), work.upload_bytes(part, structure)
-    down = work.download_bytes(part, structure) + part.overhead_bytes
+    chosen, place, structure = made.settings, made.fleet.device(device), made.problem.model.structure
+    part = meter(made, device).complete(part)
+    cost, up = meter(made, device).cost(part), upload_bytes(part, structure)
+    down = download_bytes(part, structure) + part.overhead_bytes
     resource: Resource = parse_budget(str(chosen.budget)).resource
     if resource == "operations":
         cached = made.planner.price.cached
@@ -161,7 +173,7 @@ def takes(made: Federation, part: Part, device: int) -> float:
 def test_each_method_declares_how_a_budget_acts_on_it(name: str) -> None:
     options = api.settings_of({"method": name, "budget": "operations"}).options
     method = create(name, options, {"depths": None, "splitting": "server"})
-    assert {resource: method.action(resource) for resource in RESOURCES} == ACTIONS[name]
+    assert {resource: method.traits.action(resource) for resource in RESOURCES} == ACTIONS[name]
 
 
 def test_what_the_user_fixes_no_budget_acts_on() -> None:
@@ -171,9 +183,9 @@ def test_what_the_user_fixes_no_budget_acts_on() -> None:
         FedMP(bandit=False, ratio=0.5),
         PruneFL(density=0.5),
     ]
-    assert {method.action("operations") for method in fixed} == {"none"}
-    assert SlimFL(fit=True).action("operations") == "device"
-    assert IST().action("memory") == "device"
+    assert {method.traits.action("operations") for method in fixed} == {"none"}
+    assert SlimFL(fit=True).traits.action("operations") == "device"
+    assert IST().traits.action("memory") == "device"
 
 
 @pytest.mark.parametrize("resource", RESOURCES)
@@ -196,9 +208,10 @@ def test_the_part_is_the_largest_within_the_budget(
         assert one.part.label == own[device].label
         return
     parts = choices(made, device)
-    place = max(index for index, part in enumerate(parts) if length(made, part) == length(made, one.part))
+    own_length = length(made, one.part, device)
+    place = max(index for index, part in enumerate(parts) if length(made, part, device) == own_length)
     if used > budget * (1 + 2 * ROUNDING):
-        assert length(made, one.part) == length(made, parts[0])
+        assert own_length == length(made, parts[0], device)
     # A rate's price grows with it; the few depths of the others are looked at one by one.
     larger = parts[place + 1 :] if name in ("fedpmt", "fjord") else parts[place + 1 : place + 2]
     assert all(takes(made, part, device) > budget for part in larger)
@@ -266,6 +279,22 @@ def test_distillation_control_variates_and_lists_are_paid_for() -> None:
     assert len(ask(distilled, 0)[0].part.inner) < len(ask(plain, 0)[0].part.inner)
 
 
+def test_a_device_that_chooses_pays_once_for_what_the_method_adds() -> None:
+    """A limit of just what depth 2 takes with the proximal term is enough for it."""
+    method = Composed(parts=FedPMT(splitting="device"), local=Proximal(0.1))
+    made = under("fedpmt", "operations=0.5")
+    chosen = made.settings.model_copy(update={"splitting": "device"})
+    made = replace(made, method=method, settings=chosen)
+    structure = made.problem.model.structure
+    depth, whole = suffixes(structure, LEVELS)[1], full(structure)
+    exactly = meter(made, 0).usage(depth).operations
+    share = exactly / made.planner.plan(made.fleet.device(0), 40).meter.usage(whole).operations
+    made = replace(made, planner=replace(made.planner, budget=parse_budget(f"operations={share!r}")))
+    one, used, limit = ask(made, 0)
+    assert one.part.label == depth.label
+    assert used == pytest.approx(limit) == pytest.approx(exactly)
+
+
 @pytest.mark.parametrize("resource", ["upload", "bytes", "operations", "time"])
 def test_prunefl_has_the_density_of_the_weakest(resource: str) -> None:
     """On the 0.01 grid; products with pruned weights are free where the density is chosen."""
@@ -278,11 +307,12 @@ def test_prunefl_has_the_density_of_the_weakest(resource: str) -> None:
         ok = []
         for device in range(LEVELS):
             place = made.fleet.device(device)
-            limit = made.planner.budget(place, 40).limit(parse_budget(resource).resource)
+            limit = made.planner.plan(place, 40).limit.of(parse_budget(resource).resource)
             active = 4 * (rest + int(rate * weights))
             down = active + -(-weights // 8)
-            work = rate * made.planner.price.full.sustained
-            seconds = rate * made.planner.times.training(place, made.planner.price.full, 40)
+            price = made.planner.price
+            work = rate * price.round_operations(price.full, samples=40, epochs=2)
+            seconds = rate * made.planner.times.training(place, price.full, 40)
             seconds += made.planner.times.transfer(place, down, active)
             ok.append(
                 {"upload": active, "bytes": down + active, "operations": work, "time": seconds}[resource]
@@ -300,5 +330,5 @@ def test_a_fleet_of_very_many_kinds_has_a_weakest_too() -> None:
     )
     fleet = make_fleet(chosen)
     planner = plan(chosen, api.paper_problem_of(chosen), fleet)
-    slowest = planner.budget(fleet.device(int(np.argmin(fleet.speeds))), chosen.samples)
+    slowest = planner.plan(fleet.device(int(np.argmin(fleet.speeds))), chosen.samples)
     assert planner.weakest(fleet, chosen.samples) == slowest

@@ -8,17 +8,16 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from fedpmt.kernels.fused import fusible
-from narrow_runs import check_fast_path, local_round
+from benches import Bench
+from narrow_runs import check_fast_path, local_job, takes_fast_path
 from torch.nn import functional
 
 from fedpmt.methods.feddrop import FedDrop
 from fedpmt.models.nets import NETS
 from fedpmt.parts.part import Indices
-from fedpmt.seeds import Seeds
-from fedpmt.training.local import train
+from fedpmt.training.loop import train
 from fedpmt.types import MODEL
-from support import Bench, samples
+from support import samples
 
 ROUNDS = 400
 
@@ -44,7 +43,7 @@ def test_the_next_layers_input_is_the_full_one_on_average(scope: Literal["fc", "
     for index in range(ROUNDS):
         task = bench.method.assign(bench.state, bench.client(0), bench.round(index))
         part, structure = task.offer[0], bench.model.structure
-        factors = bench.method.local().factors(task, part, structure)
+        factors = bench.method.local.factors(task, part, structure)
         sent = {name: tensor * factors.get(name, 1.0) for name, tensor in task.tensors[MODEL].items()}
         kept = part.sent["4.bias"]
         assert isinstance(kept, Indices)
@@ -70,22 +69,15 @@ def test_the_fast_path_does_what_the_oracle_does(net: str) -> None:
 def test_scaled_inputs_are_trained_alike_by_compiled_passes(net: str) -> None:
     """The fast path knows no factor on a weight that its bias does not have; passes are compiled all the same."""
     method = FedDrop(scope="all", scaling=True, match="within")
-    site, task, data = local_round(method, net)
-    assert not fusible(method.local(), site, task, task.offer[0], data)
-    short = {name: tensor.float() for name, tensor in task.tensors[MODEL].items()}
-    single, data = replace(task, tensors={MODEL: short}), replace(data, inputs=data.inputs.float())
+    assert not takes_fast_path(method, net)
+    job = local_job(method, net)
     fast, oracle = (
-        train(
-            method.local(),
-            replace(site, fast=compiled),
-            *(single, task.offer[0], None, data, Seeds(0, 0)),
-            device=0,
-            round_index=0,
-        )[0].tensors[MODEL]
+        train(method.local, replace(job, site=replace(job.site, fast=compiled)))[0].update
         for compiled in (True, False)
     )
-    for key, tensor in oracle.items():
-        assert (fast[key] - tensor).norm() <= 2e-5 * tensor.norm() + 1e-7, key
+    for key, change in oracle.items():
+        weight = job.task.tensors[MODEL][key] + change
+        assert (fast[key] - change).norm() <= 2e-5 * weight.norm() + 1e-7, key
 
 
 def test_a_mask_is_drawn_for_each_device_and_round_and_stays_for_it() -> None:
@@ -101,5 +93,5 @@ def test_a_mask_is_drawn_for_each_device_and_round_and_stays_for_it() -> None:
     assert len({tuple(kept(device, index)) for device in range(4) for index in range(4)}) > 8
     # What was not in the mask has not moved in any of the round's steps: it is not there.
     reply = bench.reply(0, count=20)
-    assert reply.tensors[MODEL]["4.weight"].shape == (4, 36)
+    assert reply.update["4.weight"].shape == (4, 36)
     assert np.array_equal(kept(0, 0), sorted(kept(0, 0)))

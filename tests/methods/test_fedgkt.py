@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from fedpmt.training.transfer import (
+from benches import Bench, ForwardPrice
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+
+from fedpmt import api
+from fedpmt.methods.fedgkt import (
     EDGE,
     FEATURES,
     LABELS,
@@ -17,22 +23,20 @@ from fedpmt.training.transfer import (
     TEACHER,
     TRANSFER,
     Edge,
+    FedGKT,
     knowledge,
 )
-from safetensors.torch import load_file
-from torch import nn
-from torch.nn import functional
-
-from fedpmt import api
-from fedpmt.methods.fedgkt import FedGKT
 from fedpmt.records import DEVICES, MODEL_FILE
 from fedpmt.simulation.checkpoint import read_value
-from fedpmt.training.local import train
+from fedpmt.training.local import Job
+from fedpmt.training.loop import train
+from fedpmt.training.messages import UPDATE
 from fedpmt.types import MODEL, SettingError
-from support import Bench, samples
+from support import samples
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 CLASSES, COUNT = 3, 8
 WIDTH = 4 * 3 * 3  # the small net's first layer: four filters, pooled to 3 x 3
@@ -47,10 +51,8 @@ def second_round(bench: Bench, teacher: torch.Tensor, order: np.ndarray | None =
     if order is not None:
         data = data.take(order)
     rng = bench.round(1).rng
-    return train(
-        bench.method.local(), bench.site, task, task.offer[0], own, data, lambda purpose: rng(purpose, 0),
-        device=0, round_index=1,
-    )  # fmt: skip
+    job = Job(bench.site, task, task.offer[0], own, data, lambda purpose: rng(purpose, 0), 0, 1)
+    return train(bench.method.local, job)
 
 
 def test_without_alpha_devices_train_alone() -> None:
@@ -78,12 +80,12 @@ def test_no_weights_travel() -> None:
     bench = Bench(FedGKT())
     reply = bench.reply(0)
     assert {group: set(tensors) for group, tensors in reply.tensors.items()} == {
-        MODEL: set(),
+        UPDATE: set(),
         TRANSFER: {FEATURES, LOGITS, LABELS},
     }
     sent = {name: tuple(tensor.shape) for name, tensor in reply.tensors[TRANSFER].items()}
     assert sent == {FEATURES: (COUNT, WIDTH), LOGITS: (COUNT, CLASSES), LABELS: (COUNT,)}
-    bench.state = bench.method.aggregate(bench.state, [reply], bench.round(0)).state
+    bench.state = bench.aggregate([reply]).state
     for device, down in ((0, {MODEL: {}, TEACHER: {LOGITS: (COUNT, CLASSES)}}), (1, {MODEL: {}})):
         task = bench.method.assign(bench.state, bench.client(device), bench.round(1))
         shapes = {
@@ -129,10 +131,10 @@ def test_at_large_temperatures_the_gradient_does_not_vanish(temperature: float) 
 
 def test_the_servers_loss_by_hand() -> None:
     """One full-batch step of AMSGrad moves each entry by η against the sign of its gradient."""
-    bench = Bench(FedGKT(epochs=1, weight_decay=0.0, server_alpha=0.5), batch=COUNT)
+    bench = Bench(FedGKT(server_epochs=1, rate=1e-3, adam_decay=0.0, server_alpha=0.5), batch=COUNT)
     reply = bench.reply(0)
     told = reply.tensors[TRANSFER]
-    step = bench.method.aggregate(bench.state, [reply], bench.round(0))
+    step = bench.aggregate([reply])
     params = {name: tensor.clone().requires_grad_() for name, tensor in bench.state.tensors.items()}
     outputs = bench.model.suffix(1, params, told[FEATURES])
     loss = knowledge(outputs, told[LOGITS], 3.0) + 0.5 * functional.cross_entropy(
@@ -153,7 +155,7 @@ def test_the_servers_loss_by_hand() -> None:
 
 def test_a_devices_loss_by_hand() -> None:
     """CE(z_c, y) + α T² KL of the server's logits, one full-batch step of SGD."""
-    bench = Bench(FedGKT(optimizer="sgd", alpha=0.7, temperature=2.0), batch=COUNT)
+    bench = Bench(FedGKT(device_optimizer="run", alpha=0.7, temperature=2.0), batch=COUNT)
     teacher = torch.randn(COUNT, CLASSES, generator=torch.Generator().manual_seed(3))
     _, own = bench.work(0)
     params = {name: tensor.clone().requires_grad_() for name, tensor in own.tensors.items()}
@@ -193,23 +195,22 @@ def test_a_net_with_batch_norm_exports_in_evaluation_mode() -> None:
 
 def test_memory_holds_what_is_told_and_heard() -> None:
     """Features and logits of all samples, in the second round the server's logits, and AMSGrad's three moments."""
-    for method, moments in ((FedGKT(), 3), (FedGKT(optimizer="sgd"), 0)):
+    for method, moments in ((FedGKT(), 3), (FedGKT(device_optimizer="run"), 0)):
         bench = Bench(method)
-        first = bench.method.assign(bench.state, bench.client(0), bench.round(0)).offer[0].beside
-        bench.state = bench.method.aggregate(bench.state, [bench.reply(0)], bench.round(0)).state
-        second = bench.method.assign(bench.state, bench.client(0), bench.round(1)).offer[0].beside
+        first = bench.task(0).offer[0].extra
+        bench.state = bench.aggregate([bench.reply(0)]).state
+        second = bench.task(0, 1).offer[0].extra
         edge = bench.models[EDGE].structure
         wanted = 4 * (moments * edge.size(edge.parameters) + COUNT * (WIDTH + CLASSES))
         assert first.memory_bytes == wanted
         assert second.memory_bytes == wanted + 4 * COUNT * CLASSES
+        assert first.kept_bytes == 4 * (moments * edge.size(edge.parameters) + edge.size(edge.tensors))
 
 
 def test_a_server_that_cannot_pay_for_one_pass_does_nothing() -> None:
     bench = Bench(FedGKT())
-    flat = bench.price
-    bench.price = lambda part: replace(flat(part), forward=100.0)
-    poor = replace(bench.round(0), at_hand=replace(bench.round(0).server, budget=1.0))
-    step = bench.method.aggregate(bench.state, [bench.reply(0)], poor)
+    bench.price = ForwardPrice(bench.model, edge=bench.models[EDGE])
+    step = bench.aggregate([bench.reply(0)], budget=1.0)
     assert step.server_operations == 0
     assert step.state is bench.state
     assert step.metrics["server_steps"] == 0 < step.metrics["server_steps_default"]
@@ -229,11 +230,11 @@ def test_features_are_exported_by_the_net_as_it_is_kept() -> None:
 
 def test_only_devices_that_took_part_are_known_to_the_server() -> None:
     bench = Bench(FedGKT())
-    state = bench.method.aggregate(bench.state, [bench.reply(5)], bench.round(0)).state
+    state = bench.aggregate([bench.reply(5)]).state
     assert set(state.logits) == {5}
-    state = bench.method.aggregate(state, [bench.reply(2)], bench.round(1)).state
+    state = bench.aggregate([bench.reply(2)], 1, state=state).state
     assert set(state.logits) == {2, 5}
-    assert bench.method.aggregate(state, [], bench.round(2)).state is state
+    assert bench.aggregate([], 2, state=state).state is state
 
 
 def test_the_edge_net_is_the_first_layer_and_a_head() -> None:
@@ -294,14 +295,12 @@ def test_modes_and_models_that_do_not_fit_are_refused() -> None:
         "cohort": 2,
         "rounds": 1,
     }
-    with pytest.raises(
-        SettingError, match="fedgkt' is refused: it needs a model that is a chain of its layers"
-    ):
+    with pytest.raises(SettingError, match="fedgkt needs a model that is a chain of its layers"):
         api.run("fedgkt", model=nn.Sequential(nn.Linear(4, 2)), **small)
     real = (np.zeros((40, 4), np.float32), np.zeros((40, 1), np.float32))
     own = {**small, "train": real, "test": real}
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
-    with pytest.raises(SettingError, match="fedgkt' is refused: it needs targets that are classes"):
+    with pytest.raises(SettingError, match="'fedgkt' needs targets that are classes"):
         api.run(
             "fedgkt",
             model=net,
@@ -311,20 +310,20 @@ def test_modes_and_models_that_do_not_fit_are_refused() -> None:
         )
 
 
-def test_sgd_on_devices_takes_the_runs_settings() -> None:
+def test_the_runs_optimizer_on_devices_takes_the_runs_settings() -> None:
     """One step of twice the rate goes twice as far, and of none nowhere; Adam has a rate of its own."""
     moved = {}
-    for optimizer, rate in (("sgd", 0.0), ("sgd", 0.1), ("sgd", 0.2), ("adam", 0.0), ("adam", 0.1)):
-        bench = Bench(FedGKT(optimizer=optimizer), batch=COUNT, learning_rate=rate)  # type: ignore[arg-type]
+    for optimizer, rate in (("run", 0.0), ("run", 0.1), ("run", 0.2), ("adam", 0.0), ("adam", 0.1)):
+        bench = Bench(FedGKT(device_optimizer=optimizer), batch=COUNT, learning_rate=rate)  # type: ignore[arg-type]
         _, own = bench.work(0)
         assert own.moments.steps == (optimizer == "adam")
         start = bench.models[EDGE].initial()
         moved[optimizer, rate] = torch.cat(
             [(own.tensors[name] - tensor).flatten() for name, tensor in start.items()]
         )
-    assert not moved["sgd", 0.0].any()
-    assert moved["sgd", 0.1].any()
-    torch.testing.assert_close(moved["sgd", 0.2], 2 * moved["sgd", 0.1], rtol=1e-3, atol=1e-6)
+    assert not moved["run", 0.0].any()
+    assert moved["run", 0.1].any()
+    torch.testing.assert_close(moved["run", 0.2], 2 * moved["run", 0.1], rtol=1e-3, atol=1e-6)
     assert moved["adam", 0.0].any()
     assert torch.equal(moved["adam", 0.0], moved["adam", 0.1])
 
@@ -332,14 +331,14 @@ def test_sgd_on_devices_takes_the_runs_settings() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "needed"),
     [
-        ("alpha", -0.1, "a number of 0 or more"),
-        ("server_alpha", float("nan"), "a number of 0 or more"),
-        ("epochs", -1, "a number of 0 or more"),
-        ("weight_decay", -1.0, "a number of 0 or more"),
-        ("temperature", 0, "a number above 0"),
-        ("rate", 0.0, "a number above 0"),
+        ("alpha", -0.1, ">= 0"),
+        ("server_alpha", float("nan"), ">= 0"),
+        ("server_epochs", -1, ">= 0"),
+        ("adam_decay", -1.0, ">= 0"),
+        ("temperature", 0, "> 0"),
+        ("rate", 0.0, "> 0"),
     ],
 )
 def test_wrong_settings_are_refused(key: str, value: float, needed: str) -> None:
-    with pytest.raises(SettingError, match=f"^fedgkt.{key} = '{value}' is refused: {needed} is needed$"):
+    with pytest.raises(SettingError, match=rf"^fedgkt\.{key} must be {needed} \(got {value}\)$"):
         FedGKT(**{key: value})  # type: ignore[arg-type]

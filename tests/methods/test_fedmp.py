@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benches import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,8 +17,7 @@ from fedpmt.methods.fedmp import Bandit, FedMP, Pruning
 from fedpmt.parts.part import Indices, add_at, take
 from fedpmt.parts.width import thinned
 from fedpmt.simulation.checkpoint import read_value, write_value
-from fedpmt.types import MODEL, SettingError
-from support import Bench
+from fedpmt.types import SettingError
 
 
 def pulled(reward: Any, pulls: int, *, discount: float, finest: float, seed: int = 0) -> Bandit:
@@ -145,13 +145,13 @@ def test_recovered_models_are_averaged_by_r2sp() -> None:
         for device, budget in enumerate((60.0, 150.0, 400.0))
     ]
     assert len({reply.part.label for reply in replies}) == 3
-    step = bench.method.aggregate(bench.state, replies, bench.round(0))
+    step = bench.aggregate(replies)
     for name, tensor in bench.state.tensors.items():
         recovered = []
         for reply in replies:
             selection = reply.part.trained[name]
             trained, kept = torch.zeros_like(tensor), torch.zeros_like(tensor)
-            add_at(trained, selection, reply.tensors[MODEL][name])
+            add_at(trained, selection, take(tensor, selection) + reply.update[name])
             add_at(kept, selection, take(tensor, selection))
             recovered.append(trained + (tensor - kept))
         torch.testing.assert_close(
@@ -162,7 +162,7 @@ def test_recovered_models_are_averaged_by_r2sp() -> None:
 @pytest.mark.parametrize("ratio", [None, 0.0, 0.3, 0.6])
 def test_no_training_leaves_the_model_as_it_was(ratio: float | None) -> None:
     bench = Bench(FedMP(ratio=ratio), learning_rate=0.0)
-    step = bench.method.aggregate(bench.state, [bench.reply(device) for device in range(4)], bench.round(0))
+    step = bench.aggregate([bench.reply(device) for device in range(4)])
     assert all(torch.equal(step.state.tensors[name], old) for name, old in bench.state.tensors.items())
 
 
@@ -171,7 +171,7 @@ def test_no_pruning_is_uniform_fedavg_bit_for_bit() -> None:
     for index in range(2):
         for bench in (ours, theirs):
             replies = [bench.reply(device, index, count=5 + device) for device in range(3)]
-            bench.state = bench.method.aggregate(bench.state, replies, bench.round(index)).state
+            bench.state = bench.aggregate(replies, index).state
     for name, tensor in theirs.state.tensors.items():
         assert torch.equal(ours.state.tensors[name], tensor)
 
@@ -188,7 +188,7 @@ def test_without_the_bandit_the_ratio_follows_from_the_budget() -> None:
         part = bench.method.assign(bench.state, bench.client(0, limit), bench.round(0)).offer[0]
         assert bench.price(part).operations <= limit
     assert bench.method.alpha(bench.state, bench.client(0), bench.round(0)) == 0
-    blind = replace(bench.client(0), budget=None)
+    blind = replace(bench.client(0), plan=None)
     assert bench.method.alpha(bench.state, blind, bench.round(0)) == 0
 
 
@@ -212,7 +212,7 @@ def test_bandits_learn_the_ratio_that_was_assigned() -> None:
         replies = [replace(bench.reply(device, index), seconds=float(device)) for device in (1, 4)]
         assert [reply.part.label for reply in replies] == [f"prune {alpha:.2f}" for alpha in alphas]
         before = bench.state
-        bench.state = bench.method.aggregate(before, replies, bench.round(index)).state
+        bench.state = bench.aggregate(replies, index).state
         for device, alpha, reply in zip((1, 4), alphas, replies, strict=True):
             bandit = bench.state.bandits[device]
             assert bandit.loss == reply.metrics["train_loss"]
@@ -226,7 +226,7 @@ def test_bandits_learn_the_ratio_that_was_assigned() -> None:
 
 def test_late_workers_teach_nothing() -> None:
     bench = Bench(FedMP())
-    step = bench.method.aggregate(bench.state, [], bench.round(0))
+    step = bench.aggregate([])
     assert step.state.bandits == {}
     assert all(torch.equal(step.state.tensors[name], old) for name, old in bench.state.tensors.items())
 
@@ -234,7 +234,7 @@ def test_late_workers_teach_nothing() -> None:
 def test_its_state_survives_the_disk(tmp_path: Any) -> None:
     bench = Bench(FedMP())
     for index in range(3):
-        bench.state = bench.method.aggregate(bench.state, [bench.reply(2, index)], bench.round(index)).state
+        bench.state = bench.aggregate([bench.reply(2, index)], index).state
     write_value(tmp_path / "state", bench.state)
     back = read_value(tmp_path / "state")
     assert isinstance(back, Pruning)
@@ -242,17 +242,17 @@ def test_its_state_survives_the_disk(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "option",
+    ("key", "value", "rule"),
     [
-        {"ratio": 1.0},
-        {"ratio": -0.1},
-        {"discount": 0.0},
-        {"finest": 0.0},
-        {"most": 1.0},
-        {"gap": 0.0},
-        {"clip": 0.0},
+        ("ratio", 1.0, ">= 0 and < 1"),
+        ("ratio", -0.1, ">= 0 and < 1"),
+        ("discount", 0.0, "> 0 and <= 1"),
+        ("finest", 0.0, "> 0"),
+        ("most", 1.0, "> 0 and < 1"),
+        ("gap", 0.0, "> 0"),
+        ("clip", float("inf"), "> 0 and finite"),
     ],
 )
-def test_refusals(option: dict[str, float]) -> None:
-    with pytest.raises(SettingError, match=f"fedmp.{next(iter(option))} = "):
-        FedMP(**option)  # type: ignore[arg-type]
+def test_refusals(key: str, value: float, rule: str) -> None:
+    with pytest.raises(SettingError, match=rf"^fedmp\.{key} must be {rule} \(got {value}\)$"):
+        FedMP(**{key: value})  # type: ignore[arg-type]

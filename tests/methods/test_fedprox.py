@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from fedpmt.pricing.budget import Budget, Usage
-from fedpmt.training.proximal import ProximalWork
+from benches import Bench, trained, work_cost
 from hypothesis import given
 from hypothesis import strategies as st
 from quadratics import Quadratics
@@ -18,15 +16,15 @@ from torch import nn
 
 from fedpmt import api
 from fedpmt.methods.fedavg import FedAvg
-from fedpmt.methods.fedprox import FedProx
-from fedpmt.parts.part import GLOBAL
+from fedpmt.methods.fedprox import FedProx, Proximal
+from fedpmt.parts.depth import full
 from fedpmt.resources import ROUNDING
 from fedpmt.seeds import Seeds
-from fedpmt.training.local import LocalWork, Site, train
-from fedpmt.training.messages import Client
+from fedpmt.training.local import Job, LocalWork
+from fedpmt.training.loop import train
 from fedpmt.training.objective import CLASSIFICATION
-from fedpmt.types import MODEL, SettingError
-from support import SMALL, Bench, flat_cost, samples
+from fedpmt.types import SettingError
+from support import SMALL, samples
 
 UNEVEN: dict[str, Any] = {**SMALL, "task": "cnn-mnist", "rounds": 1, "epochs": 2, "samples": 40}
 
@@ -61,19 +59,9 @@ def test_the_hook_with_a_zero_term_changes_no_bit() -> None:
     bench = Bench(FedProx(mu=0.0), epochs=2)
     task = bench.method.assign(bench.state, bench.client(0), bench.round(0))
     found = []
-    for work in (LocalWork[None](), ProximalWork(0.0)):
-        reply, _ = train(
-            work,
-            Site({GLOBAL: bench.model}, CLASSIFICATION, bench.settings),
-            task,
-            task.offer[0],
-            None,
-            samples(8),
-            partial(Seeds(0, 0), device=0),
-            device=0,
-            round_index=0,
-        )
-        found.append(reply.tensors[MODEL])
+    for work in (LocalWork[None](), Proximal(0.0)):
+        job: Job[None] = Job(bench.site, task, task.offer[0], None, samples(8), Seeds(0, 0))
+        found.append(train(work, job)[0].update)
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
@@ -81,7 +69,7 @@ def test_the_hook_with_a_zero_term_changes_no_bit() -> None:
 def test_the_term_has_no_gradient_where_training_starts(mu: float) -> None:
     """Exactly zero at y = w, so the first step is FedAvg's to the bit."""
     ours, theirs = (Bench(method, batch=8) for method in (FedProx(mu=mu), FedAvg()))
-    one, other = ours.reply(0).tensors[MODEL], theirs.reply(0).tensors[MODEL]
+    one, other = ours.reply(0).update, theirs.reply(0).update
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
@@ -89,8 +77,7 @@ def test_a_larger_term_keeps_a_device_nearer() -> None:
     moved = []
     for mu in (0.0, 0.01, 0.1, 1.0, 10.0):
         bench = Bench(FedProx(mu=mu), epochs=5)
-        trained = bench.reply(0).tensors[MODEL]
-        moved.append(sum(float((trained[n] - w).square().sum()) for n, w in bench.state.tensors.items()))
+        moved.append(sum(float(change.square().sum()) for change in bench.reply(0).update.values()))
     assert moved == sorted(moved, reverse=True)
     assert moved[-1] < moved[0] / 2
 
@@ -103,41 +90,41 @@ def test_running_statistics_are_left_alone() -> None:
         torch.manual_seed(0)
         module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
         bench = Bench(method, module, learning_rate=0.0)
-        step = bench.method.aggregate(bench.state, [bench.reply(0), bench.reply(1)], bench.round(0))
+        step = bench.aggregate([bench.reply(0), bench.reply(1)])
         found.append([step.state.tensors[name] for name in buffers])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-@given(
-    steps=st.integers(1, 200),
-    operations=st.floats(1, 1e9),
-    share=st.floats(1e-4, 3),
-)
-def test_steps_are_the_most_that_the_budget_pays_for(steps: int, operations: float, share: float) -> None:
-    """The budget is per batch on average over a local round, so all of it is budget · steps."""
-    cost, budget = flat_cost(operations), Budget(share * operations)
-    taken = FedProx().steps(Client(0, 1, 1.0, budget, 8, steps), Usage(cost))
-    allowed = budget.operations * steps * (1 + 2 * ROUNDING)
+@given(steps=st.integers(1, 200), share=st.floats(1e-4, 3))
+def test_steps_are_the_most_that_the_budget_pays_for(steps: int, share: float) -> None:
+    """The price is that of all steps, and a step's is an equal share of it."""
+    bench = Bench(FedProx(), epochs=steps, batch=8)
+    part = full(bench.model.structure)
+    whole = bench.cost(part).sustained
+    budget = share * whole
+    taken = bench.method.steps(bench.client(0, budget), part)
     assert 1 <= taken <= steps
-    assert taken * operations <= allowed or taken == 1
-    assert (taken + 1) * operations > budget.operations * steps or taken == steps
+    assert taken * whole <= budget * steps * (1 + 2 * ROUNDING) or taken == 1
+    assert (taken + 1) * whole > budget * steps or taken == steps
 
 
 def test_without_a_budget_all_steps_are_taken() -> None:
-    client = Client(0, 1, 1.0, Budget(1.0), 8, 20)
-    assert FedProx().steps(client, Usage(flat_cost(10))) == 2
-    assert FedProx(partial=False).steps(client, Usage(flat_cost(10))) == 20
-    assert FedProx().steps(replace(client, budget=None), Usage(flat_cost(10))) == 20
-    assert FedProx().steps(replace(client, budget=Budget()), Usage(flat_cost(10))) == 20
+    bench = Bench(FedProx(), epochs=20, batch=8)
+    part = full(bench.model.structure)
+    client = bench.client(0, bench.cost(part).sustained / 10)
+    assert FedProx().steps(client, part) == 2
+    assert FedProx(partial=False).steps(client, part) == 20
+    assert FedProx().steps(replace(client, plan=None), part) == 20
+    assert FedProx().steps(bench.client(0), part) == 20
 
 
 def test_a_weak_device_really_stops_there() -> None:
     """With a budget for three of eight steps it has what FedAvg has after three."""
     bench = Bench(FedProx(mu=0.0), batch=2, epochs=2)
-    full = bench.price(bench.method.assign(bench.state, bench.client(0), bench.round(0)).offer[0]).operations
-    task = bench.method.assign(bench.state, bench.client(0, 0.4 * full), bench.round(0))
+    whole = bench.price(bench.task(0).offer[0]).operations
+    task = bench.task(0, budget=0.4 * whole)
     assert (task.steps, task.offer[0].label) == (3, "full, 3 of 8 steps")
-    reply = bench.reply(0, budget=0.4 * full)
+    reply = bench.reply(0, budget=0.4 * whole)
     tensors = {name: tensor.clone().requires_grad_() for name, tensor in bench.state.tensors.items()}
     data, order = samples(8), Seeds(0, 0)("order", 0).permutation(8)
     for step in range(3):
@@ -147,8 +134,9 @@ def test_a_weak_device_really_stops_there() -> None:
         with torch.no_grad():
             for tensor, gradient in zip(tensors.values(), gradients, strict=True):
                 tensor.sub_(gradient, alpha=0.1)
+    found = trained(bench.state.tensors, reply)
     for name, tensor in tensors.items():
-        torch.testing.assert_close(reply.tensors[MODEL][name], tensor.detach())
+        torch.testing.assert_close(found[name], tensor.detach())
 
 
 @pytest.mark.parametrize("mode", ["exact", "paper"])
@@ -168,22 +156,21 @@ def test_no_device_works_longer_than_its_budget_allows(mode: str) -> None:
 def test_the_term_is_paid_for() -> None:
     """A difference and a multiply-add more per trained parameter and step."""
     bench = Bench(FedProx())
-    task = bench.method.assign(bench.state, bench.client(0), bench.round(0))
-    price = bench.price(task.offer[0])
-    cost = bench.method.local().cost(task.offer[0], bench.price)
+    part = full(bench.model.structure)
+    price, cost = bench.price(part), bench.cost(part)
     assert cost.operations == cost.sustained == 3 * price.operations
-    assert FedProx(mu=0.0).local().cost(task.offer[0], bench.price) == price
+    assert work_cost(FedProx(mu=0.0).local, part, bench.price, bench.model.structure) == price
 
 
 @pytest.mark.parametrize("mu", [-0.1, math.nan, math.inf])
 def test_a_term_that_cannot_be_is_refused(mu: float) -> None:
-    with pytest.raises(SettingError, match=r"fedprox.mu = .* is refused"):
+    with pytest.raises(SettingError, match=r"fedprox\.mu must be >= 0 and finite \(got"):
         FedProx(mu=mu)
 
 
 def test_a_term_that_overshoots_is_refused() -> None:
     """y - w is multiplied by 1 - η μ in each step: from η μ = 2 on that grows."""
-    with pytest.raises(SettingError, match=r"fedprox.mu = '20' is refused: .* below 20"):
+    with pytest.raises(SettingError, match=r"fedprox\.mu must be < 20 .* \(got 20\)"):
         Bench(FedProx(mu=20.0), learning_rate=0.1).reply(0)
     Bench(FedProx(mu=19.0), learning_rate=0.1).reply(0)
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from fedpmt.pricing.budget import Budget
-from narrow_runs import check_fast_path, local_round, takes_fast_path
+from benches import Bench, trained
+from narrow_runs import check_fast_path, local_job, takes_fast_path
 from torch import nn
 
 import fedpmt
@@ -21,19 +21,28 @@ from fedpmt.models.nets import NETS
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL, Whole, size
 from fedpmt.pricing.price import Price
-from fedpmt.seeds import Seeds, generator
-from fedpmt.training.local import LocalSettings, Site, train
+from fedpmt.seeds import generator
+from fedpmt.training.local import Job, LocalSettings
+from fedpmt.training.loop import train
 from fedpmt.training.objective import CLASSIFICATION
+from fedpmt.training.optimizers import SGD
 from fedpmt.types import MODEL, SettingError
 from models.nets_of_users import ResNet
-from support import FEW, Bench, images, samples, stored_accuracy
+from support import FEW, images, samples, stored_accuracy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fedpmt.training.messages import Reply
+    from fedpmt.training.messages import Reply, Task
+    from fedpmt.types import Examples
 
 FIRST = Bench(HeteroFL()).round(0)  # slices are the same in every round
+
+
+def job(bench: Bench, task: Task, data: Examples) -> Job[Any]:
+    """A device's local round."""
+    rng = bench.round(0).rng
+    return Job(bench.site, task, task.offer[0], None, data, lambda purpose: rng(purpose, 0))
 
 
 def cnn() -> nn.Sequential:
@@ -63,7 +72,7 @@ def test_a_narrow_device_never_touches_what_lies_behind_its_slice() -> None:
     bench = Bench(HeteroFL(rate=0.5))
     reply = bench.reply(0)
     assert reply.part.overhead_bytes == 0
-    after = bench.method.aggregate(bench.state, [reply], bench.round(0)).state.tensors
+    after = bench.aggregate([reply]).state.tensors
     before = bench.state.tensors
     # 4 filters and 8 neurons at r = 1/2; a filter owns 9 inputs of the linear layer.
     inside = {"0.weight": np.s_[:2], "0.bias": np.s_[:2], "4.weight": np.s_[:4, :18], "4.bias": np.s_[:4]}
@@ -78,39 +87,28 @@ def test_a_narrow_device_never_touches_what_lies_behind_its_slice() -> None:
 def test_devices_count_the_same_whatever_they_hold() -> None:
     bench = Bench(HeteroFL(rate=1.0))
     small, large = bench.reply(0, count=4), bench.reply(1, count=20)
-    after = bench.method.aggregate(bench.state, [small, large], bench.round(0)).state.tensors
+    after = bench.aggregate([small, large]).state.tensors
+    one, other = (trained(bench.state.tensors, reply) for reply in (small, large))
     for name, tensor in after.items():
-        mean = (small.tensors[MODEL][name] + large.tensors[MODEL][name]) / 2
-        torch.testing.assert_close(tensor, mean, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(tensor, (one[name] + other[name]) / 2, rtol=1e-5, atol=1e-7)
 
 
 class TestMask:
     def with_classes(self, held: list[int], rate: float = 0.5, **options: Any) -> tuple[Bench, Reply]:
-        bench = Bench(HeteroFL(rate=rate, **options), weight_decay=0.1)
+        bench = Bench(HeteroFL(rate=rate, **options), optimizer=SGD(weight_decay=0.1))
         counts = np.isin(np.arange(3), held).astype(int)
         client = replace(bench.client(0), label_counts=counts)
         task = bench.method.assign(bench.state, client, bench.round(0))
         data = samples(12)
         data = data.take(np.flatnonzero(np.isin(data.targets.numpy(), held)))
-        site = Site({GLOBAL: bench.model}, CLASSIFICATION, bench.settings)
-        reply, _ = train(
-            bench.method.local(),
-            site,
-            task,
-            task.offer[0],
-            None,
-            data,
-            lambda purpose: bench.round(0).rng(purpose, 0),
-            device=0,
-            round_index=0,
-        )
+        reply, _ = train(bench.method.local, job(bench, task, data))
         return bench, reply
 
     def test_rows_of_absent_classes_are_neither_sent_back_nor_moved(self) -> None:
         bench, reply = self.with_classes([0, 2])
-        assert reply.tensors[MODEL]["6.weight"].shape == (2, 4)
-        assert reply.tensors[MODEL]["6.bias"].shape == (2,)
-        after = bench.method.aggregate(bench.state, [reply], bench.round(0)).state.tensors
+        assert reply.update["6.weight"].shape == (2, 4)
+        assert reply.update["6.bias"].shape == (2,)
+        after = bench.aggregate([reply]).state.tensors
         before = bench.state.tensors
         assert torch.equal(after["6.weight"][1], before["6.weight"][1])
         assert torch.equal(after["6.bias"][1], before["6.bias"][1])
@@ -119,8 +117,8 @@ class TestMask:
     def test_a_class_is_averaged_over_its_holders(self) -> None:
         bench, some = self.with_classes([0, 2])
         _, all_ = self.with_classes([0, 1, 2])
-        after = bench.method.aggregate(bench.state, [some, all_], bench.round(0)).state.tensors["6.bias"]
-        one, other = some.tensors[MODEL]["6.bias"], all_.tensors[MODEL]["6.bias"]
+        after = bench.aggregate([some, all_]).state.tensors["6.bias"]
+        one, other = (trained(bench.state.tensors, reply)["6.bias"] for reply in (some, all_))
         wanted = torch.stack([(one[0] + other[0]) / 2, other[1], (one[1] + other[2]) / 2])
         torch.testing.assert_close(after, wanted)
 
@@ -128,11 +126,10 @@ class TestMask:
         bench = Bench(HeteroFL(rate=1.0))
         client = replace(bench.client(0), label_counts=np.array([3, 0, 1]))
         task = bench.method.assign(bench.state, client, bench.round(0))
-        site = Site({GLOBAL: bench.model}, CLASSIFICATION, bench.settings)
-        work, data = bench.method.local(), samples(6)
+        work, data = bench.method.local, samples(6)
         data = replace(data, targets=data.targets.clamp(max=0))
-        run = work.start(site, task, task.offer[0], None, data, lambda purpose: np.random.default_rng(0))
-        loss = work.loss(run, data, lambda purpose: np.random.default_rng(0))
+        run = work.start(job(bench, task, data))
+        loss = work.loss(run, data)
         logits = bench.model.forward(bench.state.tensors, data.inputs)
         logits[:, 1] = 0
         # log Σ exp z - z_0 with z_1 = 0: the absent class keeps its exp(0) = 1 in the sum.
@@ -144,14 +141,13 @@ class TestMask:
 
     def test_without_it_all_rows_are_trained(self) -> None:
         _, reply = self.with_classes([0, 2], masked=False)
-        assert reply.tensors[MODEL]["6.bias"].shape == (3,)
+        assert reply.update["6.bias"].shape == (3,)
 
 
 def test_scaler_divides_hidden_outputs_by_the_rate_in_training_only() -> None:
     bench = Bench(HeteroFL(rate=0.4))
     task = bench.method.assign(bench.state, bench.client(0), bench.round(0))
-    site = Site({GLOBAL: bench.model}, CLASSIFICATION, bench.settings)
-    run = bench.method.local().start(site, task, task.offer[0], None, samples(5), lambda purpose: None)
+    run = bench.method.local.start(job(bench, task, samples(5)))
     local, inputs = task.tensors[MODEL], samples(5).inputs
     hidden = nn.functional.conv2d(inputs, local["0.weight"], local["0.bias"]) / 0.4
     hidden = nn.functional.max_pool2d(hidden.relu(), 2).flatten(1)
@@ -165,13 +161,13 @@ def test_scaler_divides_hidden_outputs_by_the_rate_in_training_only() -> None:
 
 
 def test_gradients_are_clipped_to_a_norm() -> None:
-    work = HeteroFL(clip=1.0).local()
+    work = HeteroFL(clip=1.0).local
     large = {"a": torch.full((3,), 4.0), "b": torch.full((2,), -3.0)}
-    clipped = work.correct(None, large, 0)  # type: ignore[arg-type]
+    clipped = work.correct(None, large)  # type: ignore[arg-type]
     norm = torch.cat(list(clipped.values())).norm()
     assert float(norm) == pytest.approx(1.0, rel=1e-5)
     small = {"a": torch.full((3,), 0.01)}
-    assert torch.equal(work.correct(None, small, 0)["a"], small["a"])  # type: ignore[arg-type]
+    assert torch.equal(work.correct(None, small)["a"], small["a"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("rates", "among"), [("matched", None), ("halving", HALVING)])
@@ -180,8 +176,7 @@ def test_budget_gives_the_largest_rate_that_fits(rates: Any, among: tuple[float,
     grid = sorted(among or [step / 100 for step in range(1, 101)])
     method = HeteroFL(rates=rates)
     for budget in (1.0, 40.0, 150.0, 260.0, 1000.0):
-        client = replace(bench.client(0), budget=Budget(budget))
-        chosen = method.rate_of(bench.state, client, bench.round(0))
+        chosen = method.rate_of(bench.state, bench.client(0, budget), bench.round(0))
         fitting = [r for r in grid if bench.price(method.slice(bench.state, r, FIRST)).operations <= budget]
         assert chosen == (fitting[-1] if fitting else grid[0])
 
@@ -193,17 +188,19 @@ def test_the_fast_path_does_what_the_oracle_does(net: str, held: int) -> None:
 
 
 def test_the_fast_path_knows_momentum_and_decay_but_no_clipping() -> None:
-    check_fast_path(HeteroFL(), "cnn-mnist", held=5, momentum=0.9, weight_decay=0.01)
+    check_fast_path(HeteroFL(), "cnn-mnist", held=5, optimizer=SGD(0.9, weight_decay=0.01))
     assert not takes_fast_path(HeteroFL(clip=1.0), "cnn-mnist")
+    # Where there is no norm, none has to be frozen.
+    assert takes_fast_path(HeteroFL(norm="frozen"), "cnn-mnist")
 
 
 def test_full_width_is_whole() -> None:
-    _, task, _ = local_round(HeteroFL(), "cnn-mnist", share=2.0)
-    assert all(isinstance(selection, Whole) for selection in task.offer[0].trained.values())
+    part = local_job(HeteroFL(), "cnn-mnist", share=2.0).part
+    assert all(isinstance(selection, Whole) for selection in part.trained.values())
 
 
 def test_a_rate_that_makes_no_sense_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"heterofl\.rate = '0'"):
+    with pytest.raises(SettingError, match=r"heterofl\.rate must be > 0 and <= 1 \(got 0\)"):
         HeteroFL(rate=0)
 
 
@@ -213,8 +210,8 @@ class TestBatchNorm:
         bench = Bench(HeteroFL(rate=0.5), layered(ResNet(), example=torch.zeros(2, 1, 8, 8)))
         before = {name: tensor.clone() for name, tensor in bench.state.tensors.items()}
         reply = bench.reply(0)
-        assert not any("running" in name for name in reply.tensors[MODEL])
-        assert "blocks.0.bn1.weight" in reply.tensors[MODEL]
+        assert not any("running" in name for name in reply.update)
+        assert "blocks.0.bn1.weight" in reply.update
         assert all(torch.equal(bench.state.tensors[name], before[name]) for name in before)
 
     @pytest.mark.parametrize("method", [HeteroFL(rate=0.5, norm="frozen"), IST(norm="frozen", scaling=False)])
@@ -224,15 +221,15 @@ class TestBatchNorm:
         module.bn.running_mean = torch.full((4,), 0.3)  # as a model that was trained before has them
         bench = Bench(method, layered(module, example=torch.zeros(2, 1, 8, 8)))
         reply = bench.reply(0)
-        assert not any("running" in name for name in reply.tensors[MODEL])
-        after = bench.method.aggregate(bench.state, [reply], bench.round(0)).state.tensors
+        assert not any("running" in name for name in reply.update)
+        after = bench.aggregate([reply]).state.tensors
         assert all(torch.equal(after[name], bench.state.tensors[name]) for name in after if "running" in name)
         assert not torch.equal(after["bn.weight"], bench.state.tensors["bn.weight"])
         assert method.predictor(bench.state).statistics == "stored"
         # In training as in evaluation: what a sample gives does not depend on its batch.
         task = method.assign(bench.state, bench.client(0), bench.round(0))
-        [part], data = task.offer, samples(6)
-        run = method.local().start(bench.site, task, part, None, data, lambda purpose: Seeds(0)(purpose, 0))
+        data = samples(6)
+        run = method.local.start(job(bench, task, data))
         alone, among = (run.forward(run.tensors, data.inputs[:count])[0] for count in (1, 6))
         torch.testing.assert_close(alone, among)
 
@@ -247,7 +244,7 @@ class TestBatchNorm:
         for norm in ("static", "frozen"):
             bench = Bench(HeteroFL(rate=0.5, norm=norm), net)
             task = bench.method.assign(bench.state, bench.client(0), bench.round(0))
-            scaled[norm] = bench.method.local().factors(task, task.offer[0], bench.model.structure)
+            scaled[norm] = bench.method.local.factors(task, task.offer[0], bench.model.structure)
         hidden = {"4.weight": 2.0, "4.bias": 2.0}
         assert scaled == {"static": {"0.weight": 2.0, "0.bias": 2.0, **hidden}, "frozen": hidden}
 
@@ -298,7 +295,6 @@ def test_cost_grows_with_the_rate_up_to_that_of_the_whole_model() -> None:
         batch=12,
         samples=60,
         cached=True,
-        momentum=False,
         example=np.zeros((2, 1, 28, 28)),
     )
     state = Averaged(model.structure, model.initial())

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benches import Bench, trained
 from narrow_runs import check_fast_path, takes_fast_path
 from torch import nn
 
@@ -12,8 +13,8 @@ from fedpmt import api
 from fedpmt.methods.ist import IST
 from fedpmt.models.nets import NETS
 from fedpmt.parts.part import Indices, add_at
-from fedpmt.types import MODEL, SettingError
-from support import SMALL, Bench
+from fedpmt.types import SettingError
+from support import SMALL
 
 COHORT = range(4)
 
@@ -38,18 +39,19 @@ def test_neurons_are_dealt_without_overlap_and_anew_each_round() -> None:
 def test_weights_return_to_their_place_and_what_is_shared_is_averaged() -> None:
     bench = Bench(IST(subnets=None))
     replies = [bench.reply(device) for device in COHORT]
-    after = bench.method.aggregate(bench.state, replies, bench.round(0)).state.tensors
+    after = bench.aggregate(replies).state.tensors
+    models = [trained(bench.state.tensors, reply) for reply in replies]
     for name in ("0.weight", "0.bias", "4.weight", "4.bias", "6.weight"):
         cover, wanted = torch.zeros_like(after[name]), torch.zeros_like(after[name])
-        for reply in replies:
+        for reply, model in zip(replies, models, strict=True):
             add_at(cover, reply.part.trained[name], 1.0)
-            add_at(wanted, reply.part.trained[name], reply.tensors[MODEL][name])
+            add_at(wanted, reply.part.trained[name], model[name])
         assert cover.max() == 1  # nobody else has it
         torch.testing.assert_close(after[name][cover == 1], wanted[cover == 1], rtol=1e-5, atol=1e-7)
         # A weight between neurons of two devices rests.
         assert torch.equal(after[name][cover == 0], bench.state.tensors[name][cover == 0])
         assert bool((cover == 0).any()) == (name == "4.weight")
-    mean = torch.stack([reply.tensors[MODEL]["6.bias"] for reply in replies]).mean(dim=0)
+    mean = torch.stack([model["6.bias"] for model in models]).mean(dim=0)
     torch.testing.assert_close(after["6.bias"], mean)
 
 
@@ -113,13 +115,13 @@ def test_the_fast_path_does_what_the_oracle_does(net: str, scaling: bool) -> Non
 def test_scaling_makes_up_for_the_neurons_elsewhere() -> None:
     bench = Bench(IST(subnets=None))
     task = bench.method.assign(bench.state, bench.client(0), bench.round(0))
-    factors = bench.method.local().factors(task, task.offer[0], bench.model.structure)
+    factors = bench.method.local.factors(task, task.offer[0], bench.model.structure)
     assert factors == {"0.weight": 4.0, "0.bias": 4.0, "4.weight": 4.0, "4.bias": 4.0}
     assert takes_fast_path(IST(), "cnn-mnist")
 
 
 def test_no_subnet_at_all_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"ist\.subnets = '0'"):
+    with pytest.raises(SettingError, match=r"ist\.subnets must be >= 1 \(got 0\)"):
         IST(subnets=0)
 
 

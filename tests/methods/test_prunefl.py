@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from fedpmt.pricing.budget import Budget
-from fedpmt.training.masked import SQUARES
+from benches import Bench, work_cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -18,16 +17,21 @@ from torch.nn import functional
 from fedpmt import api
 from fedpmt.methods.base import Prototype, Setup
 from fedpmt.methods.fedavg import FedAvg
-from fedpmt.methods.prunefl import Initial, PruneFL, Sparse
+from fedpmt.methods.prunefl import SQUARES, Initial, Masked, PruneFL, Sparse
 from fedpmt.parts.depth import full
 from fedpmt.parts.mask import rearranged, strongest, worthwhile
 from fedpmt.parts.part import GLOBAL, Mask, Whole
+from fedpmt.pricing.meter import upload_bytes
 from fedpmt.pricing.price import Price
 from fedpmt.simulation.assemble import assembled
 from fedpmt.simulation.checkpoint import read_value, write_value
 from fedpmt.simulation.loop import payload_bytes
-from fedpmt.types import MODEL, SettingError
-from support import SMALL, Bench, samples
+from fedpmt.training.optimizers import SGD, Adam
+from fedpmt.types import SettingError
+from support import SMALL, FlatPrice, samples
+
+if TYPE_CHECKING:
+    from fedpmt.pricing.cost import Cost
 
 POSITIVE = st.floats(0.01, 10)
 
@@ -124,7 +128,7 @@ def sparse_state(bench: Bench, share: float = 0.5, **changes: Any) -> Sparse:
 
 
 def test_pruned_entries_are_zero_on_every_device_and_on_the_server() -> None:
-    bench = Bench(PruneFL(), momentum=0.9, weight_decay=0.1)
+    bench = Bench(PruneFL(), optimizer=SGD(0.9, weight_decay=0.1))
     bench.state = sparse_state(bench)
     replies = [bench.reply(device) for device in range(3)]
     for reply in replies:
@@ -132,30 +136,26 @@ def test_pruned_entries_are_zero_on_every_device_and_on_the_server() -> None:
             selection = reply.part.trained[name]
             assert isinstance(selection, Mask)
             assert (selection.bits == bits).all()  # so nothing else can come back
-            assert reply.tensors[MODEL][name].shape == (bits.sum(),)
-    state = bench.method.aggregate(bench.state, replies, bench.round(0)).state
+            assert reply.update[name].shape == (bits.sum(),)
+    state = bench.aggregate(replies).state
     for name, bits in bench.state.masks.items():
         assert not state.tensors[name][~torch.from_numpy(bits)].any()
         assert state.tensors[name][torch.from_numpy(bits)].all()
 
 
-def test_devices_work_at_zero_too() -> None:
+@pytest.mark.parametrize("optimizer", [SGD(0.9, weight_decay=0.1), Adam(0.1)])
+def test_devices_work_at_zero_too(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a device trains with, after its steps: the whole tensors, masked-out entries at zero to the bit."""
-    bench = Bench(PruneFL(), momentum=0.9, weight_decay=0.1)
+    bench = Bench(PruneFL(), optimizer=optimizer)
     bench.state = sparse_state(bench)
     seen: list[dict[str, torch.Tensor]] = []
-    work = bench.method.local()
 
-    class Watching(type(work)):  # type: ignore[misc]
-        def reply(self, run: Any, own: Any, data: Any) -> Any:
+    class Watching(Masked):
+        def reply(self, run: Any) -> Any:
             seen.append({name: tensor.detach().clone() for name, tensor in run.tensors.items()})
-            return super().reply(run, own, data)
+            return super().reply(run)
 
-    class Watched(PruneFL):
-        def local(self) -> Any:
-            return Watching()
-
-    bench.method = Watched()
+    monkeypatch.setattr(PruneFL, "local", Watching())
     bench.reply(0)
     for name, bits in bench.state.masks.items():
         assert not seen[0][name][~torch.from_numpy(bits)].any()
@@ -220,7 +220,7 @@ def test_devices_add_up_squares_until_they_are_asked() -> None:
         }
         expected = gained if expected is None else {name: expected[name] + gained[name] for name in gained}
         assert (SQUARES in reply.tensors) == (index == 2)
-        bench.state = bench.method.aggregate(replace(bench.state, version=1), [], bench.round(index)).state
+        bench.state = bench.aggregate([], index, state=replace(bench.state, version=1)).state
     assert expected is not None
     for name, square in reply.tensors[SQUARES].items():
         torch.testing.assert_close(square, expected[name], rtol=1e-4, atol=1e-8)
@@ -261,7 +261,7 @@ def test_no_pruning_is_fedavg_through_changes_of_the_mask() -> None:
     for index in range(3):
         for bench in (ours, theirs):
             replies = [bench.reply(device, index, count=6 + device) for device in range(3)]
-            bench.state = bench.method.aggregate(bench.state, replies, bench.round(index)).state
+            bench.state = bench.aggregate(replies, index).state
     assert ours.state.version == 3
     for name, tensor in theirs.state.tensors.items():
         assert torch.equal(ours.state.tensors[name], tensor)
@@ -274,11 +274,11 @@ def test_the_mask_changes_every_interval_and_only_then_squares_travel() -> None:
         reply = bench.reply(0, index)
         told = index % 3 == 2
         assert bool(reply.part.reported) == told
-        active = 4 * sum(tensor.numel() for tensor in reply.tensors[MODEL].values())
+        active = 4 * sum(tensor.numel() for tensor in reply.update.values())
         assert payload_bytes(reply.tensors) == active + (dense if told else 0)
-        assert payload_bytes(reply.tensors) == bench.method.local().upload_bytes(reply.part, structure)
+        assert payload_bytes(reply.tensors) == upload_bytes(reply.part, structure)
         version = bench.state.version
-        bench.state = bench.method.aggregate(bench.state, [reply], bench.round(index)).state
+        bench.state = bench.aggregate([reply], index).state
         assert bench.state.version == version + told
     assert bench.state.density < 1
 
@@ -294,7 +294,7 @@ def test_what_may_go_halves_with_its_half_life(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(PruneFL, "changed", changed)
     bench = Bench(PruneFL(interval=1, initial_rounds=0))
     for further in (0, 5000, 10000, 20000):
-        bench.method.aggregate(replace(bench.state, further=further), [bench.reply(0)], bench.round(0))
+        bench.aggregate([bench.reply(0)], state=replace(bench.state, further=further))
     assert asked == pytest.approx([0.3, 0.3 * 0.5**0.5, 0.15, 0.075])
 
 
@@ -303,7 +303,7 @@ def test_a_mask_travels_once_to_each_device() -> None:
     bench.state = sparse_state(bench)
     prunable = sum(bits.size for bits in bench.state.masks.values())
     assert bench.method.part(bench.state, 0).overhead_bytes == -(-prunable // 8)
-    bench.state = bench.method.aggregate(bench.state, [bench.reply(0)], bench.round(0)).state
+    bench.state = bench.aggregate([bench.reply(0)]).state
     assert bench.method.part(bench.state, 0).overhead_bytes == 0
     assert bench.method.part(bench.state, 1).overhead_bytes == -(-prunable // 8)
     dense = Bench(PruneFL())
@@ -320,7 +320,7 @@ def initial_bench(accuracy: float, **options: Any) -> tuple[Bench, Any]:
         assert len(asked) == 1
         replies = [bench.reply(device, index) for device in asked if answers]
         replies = [replace(reply, metrics={**reply.metrics, "train_accuracy": accuracy}) for reply in replies]
-        bench.state = bench.method.aggregate(bench.state, replies, bench.round(index)).state
+        bench.state = bench.aggregate(replies, index).state
 
     return bench, play
 
@@ -389,13 +389,24 @@ def test_sweeps_are_on_the_clock_and_fewer_where_they_took_too_long() -> None:
     assert rounds[3].bytes_up > rounds[2].bytes_up
 
 
+class WholePrice(FlatPrice):
+    """Knows the whole model's price too, which amounts that no part has are measured by."""
+
+    @property
+    def full(self) -> Cost:
+        return self(full(self.models[GLOBAL].structure))
+
+
 def test_the_limit_is_the_weakest_devices_share() -> None:
     bench = Bench(PruneFL())
+    bench.price = WholePrice(bench.model)
     whole = bench.price(full(bench.model.structure)).sustained
     prototypes = {GLOBAL: Prototype(bench.model.structure, bench.model.initial())}
 
     def limit(method: PruneFL, share: float | None) -> float:
-        weakest = None if share is None else Budget(share * whole)
+        plan = None if share is None else bench.client(0, share * whole).plan
+        # A planner knows of plain SGD alone.
+        weakest = None if plan is None else replace(plan, meter=replace(plan.meter, extra=None))
         return method.init(Setup(prototypes, 8, bench.price, weakest=weakest)).limit
 
     assert [limit(PruneFL(), share) for share in (0.423, 0.5, 1.0, None)] == [0.42, 0.5, 1.0, 1.0]
@@ -410,20 +421,17 @@ def test_the_weakest_budget_is_the_least_of_all(assign: str, tmp_path: Any) -> N
     problem = api.paper_problem_of(settings)
     with assembled(settings, problem, PruneFL(), tmp_path) as federation:
         planner, samples_ = federation.planner, settings.samples
-        budgets = [
-            planner.budget(federation.fleet.device(index), samples_) for index in range(len(federation.fleet))
-        ]
-        found = planner.weakest(federation.fleet, samples_)
-        assert found.operations == min(budget.operations for budget in budgets)
+        fleet = federation.fleet
+        limits = [planner.plan(fleet.device(index), samples_).limit.operations for index in range(len(fleet))]
+        found = planner.weakest(fleet, samples_)
+        assert found.limit.operations == min(limits)
         state = federation.start().state
-        share = found.operations / planner.price.full.sustained
+        share = found.limit.operations / found.meter.usage(full(problem.model.structure)).operations
         assert share - 0.01 < state.limit <= share + 1e-9
 
 
 def real_price(bench: Bench) -> Price:
-    return Price(
-        bench.model, mode="exact", batch=4, samples=8, cached=True, momentum=False, example=samples(2).inputs
-    )
+    return Price(bench.model, mode="exact", batch=4, samples=8, cached=True, example=samples(2).inputs)
 
 
 def test_time_coefficients() -> None:
@@ -447,11 +455,11 @@ def test_time_coefficients() -> None:
 def test_products_are_paid_for_as_dense() -> None:
     bench = Bench(PruneFL())
     bench.state = sparse_state(bench)
-    price, work = real_price(bench), bench.method.local()
-    part, whole = bench.method.part(bench.state, 0), full(bench.model.structure)
-    cost, dense = work.cost(part, price), price(whole)
+    price, structure = real_price(bench), bench.model.structure
+    part, dense = bench.method.part(bench.state, 0), price(full(structure))
+    cost = work_cost(bench.method.local, part, price, structure)
     masked_out = sum(int((~bits).sum()) for bits in bench.state.masks.values())
-    entries = bench.model.structure.size(bench.model.structure.parameters)
+    entries = structure.size(structure.parameters)
     assert (cost.forward, cost.error, cost.gradient) == (dense.forward, dense.error, dense.gradient)
     assert cost.update == dense.update - masked_out + entries  # a sum for each gradient
     assert cost.memory_bytes == dense.memory_bytes + 2 * 4 * entries
@@ -507,22 +515,22 @@ def test_whole_tensors_stay_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "option",
+    ("key", "value", "rule"),
     [
-        {"density": 0.0},
-        {"density": 1.1},
-        {"interval": 0},
-        {"drop": 1.0},
-        {"half_life": 0.0},
-        {"initial_rounds": -1},
-        {"steady": 0},
-        {"sweeps": 0},
-        {"change": -0.1},
-        {"start_factor": -1.0},
-        {"constant": 0.0},
-        {"communication": -1.0},
+        ("density", 0.0, "> 0 and <= 1"),
+        ("density", 1.1, "> 0 and <= 1"),
+        ("interval", 0, ">= 1"),
+        ("drop", 1.0, ">= 0 and < 1"),
+        ("half_life", 0.0, "> 0"),
+        ("initial_rounds", -1, ">= 0"),
+        ("steady", 0, ">= 1"),
+        ("sweeps", 0, ">= 1"),
+        ("change", -0.1, ">= 0"),
+        ("start_factor", -1.0, ">= 0"),
+        ("constant", 0.0, "> 0"),
+        ("communication", -1.0, ">= 0"),
     ],
 )
-def test_refusals(option: dict[str, Any]) -> None:
-    with pytest.raises(SettingError, match=f"prunefl.{next(iter(option))} = "):
-        PruneFL(**option)
+def test_refusals(key: str, value: float, rule: str) -> None:
+    with pytest.raises(SettingError, match=rf"^prunefl\.{key} must be {rule} \(got {value}\)$"):
+        PruneFL(**{key: value})  # type: ignore[arg-type]

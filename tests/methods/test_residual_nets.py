@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from benches import Bench, trained
 
 import fedpmt
 from fedpmt.methods.fedavg import FedAvg
@@ -15,7 +16,7 @@ from fedpmt.methods.registry import METHODS, create
 from fedpmt.models.layered import layered
 from fedpmt.parts.width import channel_norms, hidden_groups
 from models.nets_of_users import ResNet
-from support import FEW, STAGES, Bench, images, stored_accuracy
+from support import FEW, STAGES, images, stored_accuracy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +64,7 @@ def test_neutral_and_capable_is_fedavg_bit_for_bit(name: str) -> None:
     for index in range(2):
         for bench in (ours, theirs):
             arrived = [bench.reply(device, index, count=6 + device) for device in range(3)]
-            bench.state = bench.method.aggregate(bench.state, arrived, bench.round(index)).state
+            bench.state = bench.aggregate(arrived, index).state
     shown = neutral.predictor(ours.state)
     assert shown.statistics == "stored"
     for key, tensor in theirs.state.tensors.items():
@@ -76,9 +77,9 @@ def test_averaged_statistics_are_means_over_those_that_have_the_channel() -> Non
     size = float(bench.model.structure.size(bench.model.structure.parameters))
     small, large = bench.reply(0, budget=size / 3), bench.reply(1)
     name = "blocks.1.bn1.running_var"
-    one, two = (reply.tensors["model"][name] for reply in (small, large))
+    one, two = (trained(bench.state.tensors, reply)[name] for reply in (small, large))
     assert len(one) < len(two) == 8
-    after = bench.method.aggregate(bench.state, [small, large], bench.round(0)).state.tensors[name]
+    after = bench.aggregate([small, large]).state.tensors[name]
     torch.testing.assert_close(after[: len(one)], (one + two[: len(one)]) / 2)
     torch.testing.assert_close(after[len(one) :], two[len(one) :])
 

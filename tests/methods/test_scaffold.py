@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from fedpmt.training.control import CONTROL, Control, ControlledWork, effective_steps
+from benches import Bench, work_cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratics import WEIGHT, Quadratics
@@ -17,14 +17,16 @@ from torch import nn
 from fedpmt import api
 from fedpmt.methods.base import Prototype, Setup
 from fedpmt.methods.fedavg import FedAvg
-from fedpmt.methods.scaffold import Scaffold
+from fedpmt.methods.scaffold import CONTROL, Control, Controlled, Scaffold, effective_steps
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL
 from fedpmt.records import DEVICES
 from fedpmt.simulation.assemble import assembled, make_price
 from fedpmt.simulation.loop import payload_bytes
-from fedpmt.types import MODEL, SettingError
-from support import SMALL, Bench, samples
+from fedpmt.training.optimizers import SGD
+from fedpmt.training.server import Momentum
+from fedpmt.types import SettingError
+from support import SMALL, samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpmt.simulation.loop import Federation, Progress
-    from fedpmt.training.local import Run
+    from fedpmt.training.local import Outcome, Run
 
 UNSURE: dict[str, Any] = {
     "method": "scaffold",
@@ -176,7 +178,7 @@ def test_what_devices_keep_does_not_grow_with_rounds_or_with_devices(tmp_path: P
 def test_one_step_of_all_devices_is_one_step_of_gradient_descent() -> None:
     """K = 1, everybody, η_g = 1: the variates cancel, whatever they are, as c is their mean."""
     torch.manual_seed(1)
-    ours = Population(Scaffold(), 4, batch=8)
+    ours = Population(Scaffold(option="II"), 4, batch=8)
     theirs = Population(FedAvg(weight="uniform"), 4, batch=8)
     owned = [
         Control({name: torch.randn_like(tensor) for name, tensor in ours.state.control.items()})
@@ -190,11 +192,9 @@ def test_one_step_of_all_devices_is_one_step_of_gradient_descent() -> None:
         ours.state = replace(ours.state, control=control)
         answers = [ours.work(device, index, own=own) for device, own in enumerate(owned)]
         owned = [own for _, own in answers]
-        ours.state = ours.method.aggregate(
-            ours.state, [reply for reply, _ in answers], ours.round(index)
-        ).state
+        ours.state = ours.aggregate([reply for reply, _ in answers], index).state
         replies = [theirs.reply(device, index) for device in range(4)]
-        theirs.state = theirs.method.aggregate(theirs.state, replies, theirs.round(index)).state
+        theirs.state = theirs.aggregate(replies, index).state
     for name, tensor in theirs.state.tensors.items():
         torch.testing.assert_close(ours.state.tensors[name], tensor, rtol=1e-4, atol=1e-5)
 
@@ -204,15 +204,14 @@ def test_one_step_of_all_devices_is_one_step_of_gradient_descent() -> None:
 def test_a_single_device_trains_by_plain_sgd(option: Any, momentum: float) -> None:
     """N = 1: c is c_i, and c - c_i is zero, to the bit."""
     ours, theirs = (
-        Population(method, 1, epochs=2, momentum=momentum) for method in (Scaffold(option=option), FedAvg())
+        Population(method, 1, epochs=2, optimizer=SGD(momentum))
+        for method in (Scaffold(option=option), FedAvg())
     )
     own = None
     for index in range(3):
         reply, own = ours.work(0, index, own=own)
-        ours.state = ours.method.aggregate(ours.state, [reply], ours.round(index)).state
-        theirs.state = theirs.method.aggregate(
-            theirs.state, [theirs.reply(0, index)], theirs.round(index)
-        ).state
+        ours.state = ours.aggregate([reply], index).state
+        theirs.state = theirs.aggregate([theirs.reply(0, index)], index).state
         assert all(torch.equal(own.variate[name], tensor) for name, tensor in ours.state.control.items())
     for name, tensor in theirs.state.tensors.items():
         assert torch.equal(ours.state.tensors[name], tensor)
@@ -224,7 +223,7 @@ def test_without_variates_it_is_uniform_fedavg_bit_for_bit() -> None:
     for index in range(2):
         for bench in (ours, theirs):
             replies = [bench.reply(device, index, count=5 + 3 * device) for device in range(3)]
-            bench.state = bench.method.aggregate(bench.state, replies, bench.round(index)).state
+            bench.state = bench.aggregate(replies, index).state
     for name, tensor in theirs.state.tensors.items():
         assert torch.equal(ours.state.tensors[name], tensor)
     assert not any(bool(control.any()) for control in ours.state.control.values())
@@ -235,7 +234,7 @@ def test_drift_is_taken_out() -> None:
 
     Its fixed point: with r_i = (1 - η a_i)^4, w = Σ (1 - r_i) b_i / Σ (1 - r_i).
     """
-    methods: dict[str, Any] = {"I": Scaffold(option="I"), "II": Scaffold(), "fedavg": FedAvg()}
+    methods: dict[str, Any] = {"I": Scaffold(option="I"), "II": Scaffold(option="II"), "fedavg": FedAvg()}
     found = {}
     for name, method in methods.items():
         bench = Quadratics(method, [1, 4], [1, -1], steps=4, learning_rate=0.1)
@@ -248,15 +247,15 @@ def test_drift_is_taken_out() -> None:
 
 
 @dataclass(frozen=True)
-class Watched(ControlledWork):
+class Watched(Controlled):
     """Remembers the gradients it is shown."""
 
-    def correct(self, run: Run, gradients: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+    def correct(self, run: Run[Control], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         run.memo.setdefault("seen", []).append(gradients)
-        return super().correct(run, gradients, step)
+        return super().correct(run, gradients)
 
-    def reply(self, run: Run, own: Control | None, data: Any) -> Any:
-        outcome, kept = super().reply(run, own, data)
+    def reply(self, run: Run[Control]) -> tuple[Outcome, Control]:
+        outcome, kept = super().reply(run)
         seen = run.memo["seen"]
         assert len(seen) == run.steps == 6
         for name, variate in kept.variate.items():
@@ -267,12 +266,12 @@ class Watched(ControlledWork):
 
 def test_option_two_is_the_mean_gradient_of_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """K counts the steps of all epochs; c_i⁺ is then the mean of g, with variates from the round before too."""
-    monkeypatch.setattr(Scaffold, "local", lambda self: Watched(self.option))
-    bench = Bench(Scaffold(), epochs=3)
+    monkeypatch.setattr(Scaffold, "local", property(lambda self: Watched(self.option)))
+    bench = Bench(Scaffold(option="II"), epochs=3)
     own = None
     for index in range(2):
         reply, own = bench.work(0, index, own=own)
-        bench.state = bench.method.aggregate(bench.state, [reply], bench.round(index)).state
+        bench.state = bench.aggregate([reply], index).state
 
 
 @given(
@@ -288,7 +287,8 @@ def test_momentum_and_learning_rate_do_not_change_what_is_measured(
 
     A curvature of 1e-9 around a centre of -1e9 is a gradient of 1 wherever w goes here.
     """
-    bench = Quadratics(Scaffold(), [1e-9, 1e-9], [-1e9, -1e9], steps=steps, momentum=momentum)
+    method = Scaffold(option="II")
+    bench = Quadratics(method, [1e-9, 1e-9], [-1e9, -1e9], steps=steps, momentum=momentum)
     for rate in rates:
         bench.settings = replace(bench.settings, learning_rate=rate)
         bench.play([0])
@@ -317,10 +317,7 @@ def test_option_one_is_the_gradient_of_all_samples_at_the_received_model() -> No
 def test_the_servers_rate_scales_its_step(rate: float) -> None:
     plain, scaled = (Bench(method, normed()) for method in (Scaffold(), Scaffold(server_rate=rate)))
     before = plain.state.tensors
-    one, other = (
-        bench.method.aggregate(bench.state, [bench.reply(0), bench.reply(1)], bench.round(0)).state
-        for bench in (plain, scaled)
-    )
+    one, other = (bench.aggregate([bench.reply(0), bench.reply(1)]).state for bench in (plain, scaled))
     for name, start in before.items():
         if name in plain.model.structure.parameters:
             torch.testing.assert_close(
@@ -349,12 +346,12 @@ def test_running_statistics_have_no_variate(option: Any) -> None:
     plain = theirs.reply(0)
     buffers = set(ours.model.structure.tensors) - parameters
     assert buffers == {"1.running_mean", "1.running_var"}
-    assert all(torch.equal(reply.tensors[MODEL][name], plain.tensors[MODEL][name]) for name in buffers)
+    assert all(torch.equal(reply.update[name], plain.update[name]) for name in buffers)
 
 
 def test_without_a_step_nothing_is_learned() -> None:
     """η = 0: no division by it; c_i stays as it was."""
-    bench = Bench(Scaffold(), learning_rate=0.0)
+    bench = Bench(Scaffold(option="II"), learning_rate=0.0)
     reply, own = bench.work(0)
     assert not any(bool(change.any()) for change in reply.tensors[CONTROL].values())
     assert not any(bool(variate.any()) for variate in own.variate.values())
@@ -362,7 +359,7 @@ def test_without_a_step_nothing_is_learned() -> None:
 
 def test_an_empty_round_changes_nothing() -> None:
     bench = Bench(Scaffold())
-    after = bench.method.aggregate(bench.state, [], bench.round(0)).state
+    after = bench.aggregate([]).state
     assert all(torch.equal(after.tensors[name], tensor) for name, tensor in bench.state.tensors.items())
     assert all(torch.equal(after.control[name], tensor) for name, tensor in bench.state.control.items())
 
@@ -386,7 +383,8 @@ def test_the_work_is_paid_for(mode: str) -> None:
     price = make_price(config, api.paper_problem_of(config))
     everything = full(price.structure)
     plain = price(everything)
-    two, one = (Scaffold(option=option).local().cost(everything, price) for option in ("II", "I"))
+    works = (Scaffold(option=option).local for option in ("II", "I"))
+    two, one = (work_cost(work, everything, price, price.structure) for work in works)
     assert two.operations == one.operations == plain.operations + plain.update
     model_bytes = 4 * price.structure.size(price.structure.parameters)
     assert two.memory_bytes == plain.memory_bytes + 3 * model_bytes
@@ -401,11 +399,23 @@ def test_the_work_is_paid_for(mode: str) -> None:
 
 def test_a_server_rate_that_cannot_be_is_refused() -> None:
     for rate in (0.0, -1.0, float("nan")):
-        with pytest.raises(SettingError, match=r"scaffold.server_rate = .* is refused"):
+        with pytest.raises(SettingError, match=r"scaffold\.server_rate must be > 0 \(got"):
             Scaffold(server_rate=rate)
+
+
+def test_a_server_has_one_rate() -> None:
+    """Momentum steps x by its own rate, here half of what the mean says; η_g beside it would be left out."""
+    plain, half = Bench(Scaffold()), Bench(Scaffold(server=Momentum(lr=0.5)))
+    replies = [plain.reply(0), plain.reply(1)]
+    one, other = (bench.aggregate(replies).state for bench in (plain, half))
+    for name, start in plain.state.tensors.items():
+        torch.testing.assert_close(other.tensors[name] - start, (one.tensors[name] - start) / 2)
+        assert torch.equal(one.control[name], other.control[name])
+    with pytest.raises(SettingError, match=r"scaffold\.server_rate must be 1 with a server optimizer"):
+        Scaffold(server_rate=0.5, server=Momentum())
 
 
 def test_devices_begin_with_nothing_on_disk() -> None:
     """A variate of zeros need not be written: it is the absence of one."""
-    first = Scaffold().local().first(3, lambda purpose: np.random.default_rng(0))
+    first = Scaffold().local.first(3, lambda purpose: np.random.default_rng(0))
     assert first == Control({})

@@ -9,23 +9,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from fedpmt.training.widths import statistics_of
+from benches import Bench, trained, work_cost
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from fedpmt.devices.fleet import Device
 from fedpmt.methods.fedavg import FedAvg
+from fedpmt.methods.nested import statistics_of
 from fedpmt.methods.slimfl import SlimFL
 from fedpmt.parts.part import GLOBAL, Whole, take
 from fedpmt.parts.width import corners
+from fedpmt.pricing.meter import Meter, Plan
 from fedpmt.pricing.price import Price
+from fedpmt.pricing.times import Times
+from fedpmt.resources import Resources
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.loop import payload_bytes
-from fedpmt.training.local import Site
-from fedpmt.training.objective import CLASSIFICATION, Objective
-from fedpmt.types import MODEL, SettingError
-from support import Bench, samples, small_net
+from fedpmt.training.local import Job
+from fedpmt.training.messages import UPDATE
+from fedpmt.training.objective import Objective
+from fedpmt.types import SettingError
+from support import samples, small_net
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
@@ -115,10 +121,9 @@ def test_one_step_along_the_sum_of_both_gradients(distill: bool) -> None:
     """w_1 ∇ of the half net's loss on its own tensors, set into the corner, plus w_2 ∇ of the full net's."""
     method = SlimFL(narrow_weight=0.5, full_weight=2.0, distill=distill)
     bench, batch = Bench(method), samples(4)
-    task = method.assign(bench.state, bench.client(0), bench.round(0))
-    work, site = method.local(), Site({GLOBAL: bench.model}, CLASSIFICATION, bench.settings)
-    run = work.start(site, task, task.offer[0], None, batch, Seeds(0, 0))
-    found = torch.autograd.grad(work.loss(run, batch, Seeds(0, 0)), list(run.params.values()))
+    task, work = bench.task(0), method.local
+    run = work.start(Job(bench.site, task, task.offer[0], None, batch, Seeds(0, 0)))
+    found = torch.autograd.grad(work.loss(run, batch), list(run.params.values()))
 
     whole = {name: tensor.clone().requires_grad_() for name, tensor in bench.state.tensors.items()}
     outputs = bench.model.forward(whole, batch.inputs)
@@ -151,18 +156,19 @@ def test_each_half_is_the_mean_over_those_it_was_decoded_from(noise: float) -> N
     method = SlimFL(noise=noise, weight="samples")
     bench, counts = Bench(method), range(6, 16)
     replies = [bench.reply(device, count=count) for device, count in enumerate(counts)]
-    step = method.aggregate(bench.state, replies, bench.round(0))
+    step = bench.aggregate(replies)
     decoded = [method.decoded(fading(bench, device), 2) for device in range(len(replies))]
     assert step.metrics["decoded_0.5x"] == sum(got >= 1 for got in decoded)
     assert step.metrics["decoded_1x"] == sum(got == 2 for got in decoded)
     cut = corners(bench.model.structure, method.nets(bench.model.structure)[0])
+    models = [trained(bench.state.tensors, reply) for reply in replies]
     for name, before in bench.state.tensors.items():
         expected = before.double().clone()
         for inside, needed in ((False, 2), (True, 1)):
-            heard = [reply for reply, got in zip(replies, decoded, strict=True) if got >= needed]
+            heard = [place for place, got in enumerate(decoded) if got >= needed]
             if heard:
-                total = sum(reply.samples for reply in heard)
-                each = [reply.tensors[MODEL][name].double() * reply.samples for reply in heard]
+                total = sum(replies[place].samples for place in heard)
+                each = [models[place][name].double() * replies[place].samples for place in heard]
                 mean = torch.stack(each).sum(0) / total
                 where = cut[name] if inside else ...
                 expected[where] = mean[where]
@@ -173,7 +179,7 @@ def test_each_half_is_the_mean_over_those_it_was_decoded_from(noise: float) -> N
 
 def test_nobody_decoded_keeps_every_bit_and_delivers_nothing() -> None:
     bench = Bench(SlimFL(power=0.3))  # below u' / (1 + u') = 0.5
-    step = bench.method.aggregate(bench.state, [bench.reply(0), bench.reply(1)], bench.round(0))
+    step = bench.aggregate([bench.reply(0), bench.reply(1)])
     assert all(torch.equal(step.state.tensors[name], old) for name, old in bench.state.tensors.items())
     assert step.metrics["delivered_bytes"] == 0
 
@@ -186,17 +192,14 @@ def test_attempted_and_delivered_bytes() -> None:
     half = 4 * (2 * 9 + 2 + 4 * 18 + 4 + 3 * 4 + 3)
     assert attempted == {whole}
     decoded = [bench.method.decoded(fading(bench, device), 2) for device in range(12)]
-    step = bench.method.aggregate(bench.state, replies, bench.round(0))
+    step = bench.aggregate(replies)
     assert len(set(decoded)) == 3
     assert step.metrics["delivered_bytes"] == sum((0, half, whole)[got] for got in decoded)
 
 
 def test_a_perfect_channel_and_labels_alone_are_fedavg() -> None:
     slim, plain = Bench(SlimFL(noise=0.0, narrow_weight=0.0, distill=False)), Bench(FedAvg())
-    states = [
-        bench.method.aggregate(bench.state, [bench.reply(0), bench.reply(1, count=5)], bench.round(0)).state
-        for bench in (slim, plain)
-    ]
+    states = [bench.aggregate([bench.reply(0), bench.reply(1, count=5)]).state for bench in (slim, plain)]
     for name, tensor in states[1].tensors.items():
         assert torch.equal(states[0].tensors[name], tensor)
 
@@ -224,9 +227,9 @@ class TestBatchNorm:
     def test_a_narrow_pass_leaves_no_trace_in_those_of_the_full_net(self) -> None:
         ours, theirs = (self.bench(method).reply(0).tensors for method in (SlimFL(), FedAvg()))
         for name in ("1.running_mean", "1.running_var"):
-            assert torch.equal(ours[statistics_of(2)][name], theirs[MODEL][name])
+            assert torch.equal(ours[statistics_of(2)][name], theirs[UPDATE][name])
             assert ours[statistics_of(1)][name].shape == (2,)
-            assert name not in ours[MODEL]
+            assert name not in ours[UPDATE]
         # After one step the first filters have seen the same batch at both widths.
         torch.testing.assert_close(
             ours[statistics_of(1)]["1.running_var"], ours[statistics_of(2)]["1.running_var"][:2]
@@ -235,7 +238,7 @@ class TestBatchNorm:
     def test_each_width_is_averaged_over_those_it_was_decoded_from(self) -> None:
         bench = self.bench(SlimFL(noise=0.5, evaluated=0.5))
         arrived = [bench.reply(device) for device in range(12)]
-        state = bench.method.aggregate(bench.state, arrived, bench.round(0)).state
+        state = bench.aggregate(arrived).state
         gains = [bench.round(0).rng("fading", reply.device).exponential() for reply in arrived]
         decoded = [bench.method.decoded(gain, 2) for gain in gains]
         assert set(decoded) == {0, 1, 2}
@@ -245,7 +248,9 @@ class TestBatchNorm:
                 reply.tensors[group] for reply, count in zip(arrived, decoded, strict=True) if count >= level
             ]
             for name in ("1.running_mean", "1.running_var"):
-                mean = torch.stack([one[name] for one in those]).mean(dim=0)
+                mean = torch.stack([bench.state.statistics[group][name] + one[name] for one in those]).mean(
+                    dim=0
+                )
                 torch.testing.assert_close(state.statistics[group][name], mean)
         shown = bench.method.predictor(state).tensors["1.running_var"]
         assert torch.equal(shown[:2], state.statistics[statistics_of(1)]["1.running_var"])
@@ -254,7 +259,7 @@ class TestBatchNorm:
         bench = self.bench(SlimFL(fit=True, noise=0.0))
         reply = bench.reply(0, budget=1.0)
         assert reply.part.label == "0.5x"
-        state = bench.method.aggregate(bench.state, [reply], bench.round(0)).state
+        state = bench.aggregate([reply]).state
         full, narrow = (state.statistics[statistics_of(level)]["1.running_mean"] for level in (2, 1))
         assert torch.equal(full, torch.zeros(4))
         assert narrow.any()
@@ -267,35 +272,38 @@ def real_price(bench: Bench) -> Price:
         batch=4,
         samples=8,
         cached=True,
-        momentum=False,
         example=samples(2).inputs,
     )
 
 
 def test_every_width_is_paid_for() -> None:
     bench = Bench(SlimFL())
-    price, work = real_price(bench), SlimFL().local()
-    half, whole = SlimFL().nets(bench.model.structure)
-    cost = work.cost(whole, price)
+    price, structure = real_price(bench), bench.model.structure
+    half, whole = SlimFL().nets(structure)
+    cost = work_cost(SlimFL().local, whole, price, structure)
     assert cost.operations == price(whole).operations + price(half).operations - price(half).update
     assert cost.sustained == cost.operations
     assert cost.share == pytest.approx(cost.operations / price(whole).operations)
     assert cost.memory_bytes == price(whole).memory_bytes + price(half).memory.activations
-    assert SlimFL(narrow_weight=0.0).local().cost(whole, price) == price(whole)
-    assert work.cost(half, price) == price(half)
+    assert work_cost(SlimFL(narrow_weight=0.0).local, whole, price, structure) == price(whole)
+    assert work_cost(SlimFL().local, half, price, structure) == price(half)
 
 
 def test_a_budget_acts_only_where_it_is_asked_to() -> None:
     bench = Bench(SlimFL())
-    price = real_price(bench)
     half, whole = SlimFL().nets(bench.model.structure)
-    round_ = replace(bench.round(0), price=price)
+    price, structure, work = real_price(bench), bench.model.structure, SlimFL().local
+    plain = Meter(Times(price, 1.0, 1), {GLOBAL: structure}, Device(0, 1, 1.0), 8, 2)
+    meter = replace(plain, extra=lambda part: work.extra(part, price, structure))
+
+    def given(method: SlimFL, operations: float) -> str:
+        client = replace(bench.client(0), plan=Plan(meter, Resources.limit(operations=operations)))
+        return method.part(bench.state, client, bench.round(0)).label
+
     # Enough for the plain full net, too little for both widths together.
-    client = bench.client(0, price(whole).operations)
-    assert SlimFL().part(bench.state, client, round_).label == "1x"
-    assert SlimFL(fit=True).part(bench.state, client, round_).label == "0.5x"
-    rich = bench.client(0, SlimFL().local().cost(whole, price).sustained)
-    assert SlimFL(fit=True).part(bench.state, rich, round_).label == "1x"
+    assert given(SlimFL(), plain.usage(whole).operations) == "1x"
+    assert given(SlimFL(fit=True), plain.usage(whole).operations) == "0.5x"
+    assert given(SlimFL(fit=True), meter.usage(whole).operations) == "1x"
     assert half.label == "0.5x"
 
 
@@ -304,35 +312,35 @@ def test_devices_that_send_the_left_half_only_are_averaged_into_it() -> None:
     bench = Bench(method)
     replies = [bench.reply(0, budget=100.0), bench.reply(1)]
     assert [reply.part.label for reply in replies] == ["0.5x", "1x"]
-    step = method.aggregate(bench.state, replies, bench.round(0))
+    step = bench.aggregate(replies)
     cut = corners(bench.model.structure, replies[0].part)
+    left, both = (trained(bench.state.tensors, reply) for reply in replies)
     for name, tensor in step.state.tensors.items():
-        expected = replies[1].tensors[MODEL][name].clone()
-        expected[cut[name]] = (expected[cut[name]] + replies[0].tensors[MODEL][name]) / 2
+        expected = both[name].clone()
+        expected[cut[name]] = (expected[cut[name]] + left[name]) / 2
         torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"slim_widths": "1,0.5"}, "slim_widths = '1,0.5'"),
-        ({"slim_widths": "half,1"}, "slim_widths = 'half,1'"),
+        ({"slim_widths": "1,0.5"}, r"slim_widths must be growing shares .* \(got 1,0.5\)"),
+        ({"slim_widths": "half,1"}, r"slim_widths must be growing shares .* \(got half,1\)"),
         ({"slim_widths": "0.5"}, "end with 1"),
         ({"evaluated": 0.3}, "evaluated = '0.3'"),
-        ({"power": 1.0}, "power = '1.0'"),
-        ({"rate": 0.0}, "rate = '0.0'"),
-        ({"noise": -1.0}, "noise = '-1.0'"),
-        ({"narrow_weight": math.nan}, "narrow_weight"),
+        ({"power": 1.0}, r"power must be > 0 and < 1 \(got 1.0\)"),
+        ({"rate": 0.0}, r"rate must be > 0 and finite \(got 0.0\)"),
+        ({"noise": -1.0}, r"noise must be >= 0 and finite \(got -1.0\)"),
+        ({"narrow_weight": math.nan}, r"narrow_weight must be >= 0 \(got nan\)"),
     ],
 )
 def test_refusals(option: dict[str, Any], words: str) -> None:
-    with pytest.raises(SettingError, match=words):
+    with pytest.raises(SettingError, match=rf"^slimfl\..*{words}"):
         SlimFL(**option)
 
 
 def test_distillation_needs_classes() -> None:
     bench = Bench(SlimFL(), small_net())
-    task = bench.method.assign(bench.state, bench.client(0), bench.round(0))
-    site = Site({GLOBAL: bench.model}, Objective(loss=functional.mse_loss), bench.settings)
+    task, site = bench.task(0), replace(bench.site, objective=Objective(loss=functional.mse_loss))
     with pytest.raises(SettingError, match=r"slimfl\.distill"):
-        bench.method.local().start(site, task, task.offer[0], None, samples(4), Seeds(0, 0))
+        bench.method.local.start(Job(site, task, task.offer[0], None, samples(4), Seeds(0, 0)))

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import logging
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,91 @@ from fedpmt import api
 from fedpmt.devices.fleet import make_fleet
 from fedpmt.simulation.assemble import make_price, plan
 from fedpmt.simulation.schedule import local_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL: dict[str, Any] = {
+    "data": "synthetic",
+    "devices": 6,
+    "cohort": 6,
+    "samples": 20,
+    "rounds": 2,
+    "eval_every": 2,
+}
+
+
+def depths(table: dict[str, Any]) -> list[int]:
+    return [row["depth"] for row in table["devices"]]
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected", "seconds"),
+    [
+        # A full model takes 10 s at speed 1, and depths 1 to 4 take 0.419, 0.487, 0.636 and 1 of that.
+        ("1", [4], 10.0),
+        ("0.9,1", [3, 4], 10.0),
+        ("1/2,1", [2, 4], 10.0),
+        ("1/3,1", [1, 4], 12.6),
+        # As before there was a second condition: what the slowest needs for its smallest depth.
+        ("1/5,1/4,1/3,1/2,1", [1, 2, 3, 4, 4], 21.0),
+    ],
+)
+def test_without_a_deadline_nobody_is_left_out_and_the_fastest_train_everything(
+    levels: str, expected: list[int], seconds: float
+) -> None:
+    table = api.plan_table(api.settings_of({"levels": levels}))
+    assert depths(table) == expected
+    assert table["deadline"] == pytest.approx(seconds, abs=0.05)
+    assert all(row["fits"] for row in table["devices"])
+    assert (table["uncovered"], table["note"]) == ([], None)
+
+
+def test_devices_of_one_speed_train_as_fedavg_does() -> None:
+    runs = [api.run(method, **SMALL, levels="1") for method in ("fedpmt", "fedavg")]
+    fedpmt, fedavg = (run.result.weights_sha256 for run in runs if run.result is not None)
+    assert fedpmt == fedavg
+
+
+def test_without_a_deadline_memory_decides_who_trains_everything(tmp_path: Path) -> None:
+    """Depths 1 to 4 take 2.5, 2.8, 3.8 and 6.2 MB; the board is the only one that holds the whole model."""
+    fleet = tmp_path / "fleet.csv"
+    fleet.write_text("name,speed,memory_mib\nboard,1/2,64\nphone,1,3\n")
+    table = api.plan_table(api.settings_of({"fleet": fleet, "cohort": 1}))
+    assert {row["name"]: row["depth"] for row in table["devices"]} == {"board": 4, "phone": 2}
+    assert table["deadline"] == pytest.approx(20.0)
+    fleet.write_text("name,speed,memory_mib\nboard,1/2,4\nphone,1,3\n")
+    table = api.plan_table(api.settings_of({"fleet": fleet, "cohort": 1}))
+    assert {row["name"]: row["depth"] for row in table["devices"]} == {"board": 3, "phone": 2}
+    assert table["uncovered"] == ["fc1"]
+    assert "6.2 MB of memory, more than any device has" in table["note"]
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "layers", "advice"),
+    [
+        ("fedpmt", {"deadline": 8.0}, "trains fc1, ", "set --deadline to 10 or more"),
+        ("fedpmt", {"deadline": 1.0}, "trains fc1, fc2, fc3, fc4 and out, ", "set --deadline to 10 or more"),
+        ("fedpmt", {"budget": "operations=0.5"}, "trains fc1 and fc2, ", "allow more with --budget"),
+        ("fedpmt", {"deadline": 8.0, "splitting": "device"}, "trains fc1, ", "set --deadline to 10 or more"),
+        ("fedavg", {"deadline": 8.0}, "trains fc1, fc2, fc3, fc4 and out, ", "set --deadline to 10 or more"),
+        ("fedpmt", {"deadline": 10.0}, "", ""),
+        ("fedpmt", {"deadline": 30.0, "level_draw": "round"}, "", ""),
+        ("heterofl", {"deadline": 21.0}, "", ""),
+    ],
+)
+def test_a_run_says_which_layers_nobody_trains(
+    method: str, given: dict[str, Any], layers: str, advice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "fedpmt"):
+        run = api.run(method, **SMALL, **given)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == bool(layers)
+    assert all(layers in line and advice in line for line in said)
+    # As the records of the rounds have it.
+    never = [name for name in run.rounds[0].layers if not any(step.layers[name] for step in run.rounds)]
+    assert all(name in layers for name in never)
+    assert bool(never) == bool(layers)
 
 
 def test_many_kinds_are_shown_by_level_and_counted_one_by_one() -> None:

@@ -34,8 +34,7 @@ def settings(**more: Any) -> Settings:
 def keep(folder: Path, *wanted: Settings) -> None:
     """Finished runs as single files, as `Library.play` leaves them."""
     for one in wanted:
-        problem = api.paper_problem_of(one)
-        run = api.run_in(folder / "runs" / name_of(one), one, lambda problem=problem: problem)  # type: ignore[misc]
+        run = api.start(api.request_of(one), folder / "runs" / name_of(one))
         kept = thin(run.model_copy(update={"settings": one.identity()}))
         (folder / f"{name_of(one)}{SUFFIX}").write_bytes(kept)
 

@@ -64,7 +64,7 @@ def test_every_method_takes_part_once_in_its_strongest_form() -> None:
 def test_fedgen_learns_in_the_form_in_which_it_takes_part(tmp_path: Path) -> None:
     """With B from 10, the other value of its code, it is still at a guess after as many rounds."""
     one = Contest([0], "embedded", rounds=12).settings(KNOWN["fedgen"], TWO_CLASSES, 0)
-    run = api.run_in(tmp_path / "run", one, lambda: api.paper_problem_of(one))
+    run = api.start(api.request_of(one), tmp_path / "run")
     assert run.result is not None
     assert run.result.accuracy is not None
     assert run.result.accuracy > 0.4
@@ -145,7 +145,7 @@ def test_nothing_is_evaluated_that_nobody_trains(name: str, task: str, tmp_path:
         structure = federation.problem.model.structure
         covered = {key: torch.zeros(structure.shapes[key]) for key in structure.tensors}
         for index in range(8 if name == "ist" else 2):
-            asked, _ = federation.settle(progress, federation.round(progress))
+            _, asked = federation.open(progress)
             for part in (ask.part for ask in asked):
                 # A prototype of FedDF has weights of its own: only the whole one trains the whole one's.
                 if name != "feddf" or part.label == "full":
@@ -213,7 +213,7 @@ def test_a_contest_on_unknown_data_is_refused() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_what_a_device_keeps_is_declared(name: str) -> None:
     method = create(name, {}, {})
-    assert bool(method.keeps) == (type(method.local()).first is not LocalWork.first)
+    assert bool(method.traits.keeps) == (type(method.local).first is not LocalWork.first)
 
 
 def test_what_is_disclosed() -> None:
@@ -323,13 +323,12 @@ def test_most_of_feddfs_cap_is_not_spent_on_looking(tmp_path: Path) -> None:
     )
     with assembled(one, api.paper_problem_of(made_up), api.method_of(one), tmp_path) as federation:
         progress = federation.start()
-        round_ = federation.round(progress)
-        asked, _ = federation.settle(progress, round_)
+        round_, asked = federation.open(progress)
         prices = {ask.part.label: round_.price(ask.part) for ask in asked}
         assert len(prices) == 5
         looks = 2 * one.validation * 50_000 / one.batch * sum(cost.inference for cost in prices.values())
         assert one.server_cap is not None
-        assert looks < 0.25 * one.server_cap * sum(map(federation.operations, asked))
+        assert looks < 0.25 * one.server_cap * sum(ask.usage.operations for ask in asked)
 
 
 def lost(accuracies: list[float | None], **changes: Any) -> RunRecord:

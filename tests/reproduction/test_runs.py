@@ -33,7 +33,7 @@ def settings(**more: Any) -> Settings:
 
 def played(tmp_path: Path, **more: Any) -> RunRecord:
     chosen = settings(**more)
-    return api.run_in(tmp_path / name_of(chosen), chosen, lambda: api.paper_problem_of(chosen))
+    return api.start(api.request_of(chosen), tmp_path / name_of(chosen))
 
 
 def test_a_thin_record_is_the_run_without_its_details(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_run_that_diverges_is_kept_and_stops_no_other(tmp_path: Path) -> None:
 def test_whatever_a_method_reports_when_it_diverges_can_be_read_back(method: str, tmp_path: Path) -> None:
     """FedGen's loss of the generator, say, is no number any more, rounds before anything is evaluated."""
     wild = api.settings_of({**TINY, "method": method, "lr": 1e3, "rounds": 6, "eval_every": 6})
-    run = api.run_in(tmp_path / "run", wild, lambda: api.paper_problem_of(wild), keep_diverged=True)
+    run = api.start(api.request_of(wild), tmp_path / "run", keep_diverged=True)
     assert run.result is not None
     assert run.result.rounds == len(run.rounds)
     assert run.result.accuracy is not None
@@ -141,7 +141,7 @@ def test_an_unfinished_run_is_continued(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        api.run_in(folder, chosen, lambda: api.paper_problem_of(chosen), on_round=stop)
+        api.start(api.request_of(chosen), folder, on_round=stop)
     library = Library(tmp_path / "kept", tmp_path / "work", jobs=1)
     library.play([chosen])
     found, whole = library.find(chosen), played(tmp_path, rounds=4)

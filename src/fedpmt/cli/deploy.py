@@ -77,7 +77,7 @@ def deploy(
 
     `--deadline` is real seconds of a round here; a reply that is late, lost or refused is recorded as such.
     """
-    from fedpmt.flower.deploy import SMALL, Places, deploy_here, own_settings, write
+    from fedpmt.flower.deploy import SMALL, Places, deploy_here, split_settings, write
 
     places = Places(out)
     typed = {
@@ -86,7 +86,7 @@ def deploy(
         "min_devices": min_devices,
         "secagg_range": secagg_range,
     }
-    given, own = own_settings(places, given, typed, resume=resume)
+    given, own = split_settings(places, given, typed, resume=resume)
     settings = request_for({**SMALL, **given} if not resume else given, places.run, resume=resume).settings
     write(places, settings, own, resume=resume)
     if write_only:

@@ -13,7 +13,7 @@ import typer
 from fedpmt import __version__
 from fedpmt.cli import data, deploy, prices, report, runs
 from fedpmt.cli.interrupt import interruptible
-from fedpmt.cli.show import say
+from fedpmt.cli.show import say, warnings
 from fedpmt.types import SettingError
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
@@ -76,7 +76,7 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
     """
     command, short = typer.main.get_command(app), name.rpartition(" ")[2]
     try:
-        with interruptible():
+        with interruptible(), warnings():
             code = command.main(
                 list(arguments) if arguments is not None else None, prog_name=name, standalone_mode=False
             )

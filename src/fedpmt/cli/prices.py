@@ -154,27 +154,24 @@ def plan(given: dict[str, Any], as_json: Json = False) -> None:
     )
     show.table(
         f"{settings.task}, assigned by {settings.assign}, prices {settings.mode}, "
-        f"deadline {_deadline(settings, planned)}",
+        f"deadline {_deadline(settings)}",
         columns,
         rows,
     )
-    psi = (
-        "infinite: no device trains the first layers"
-        if planned["psi"] is None
-        else show.number(planned["psi"], 3)
-    )
+    if settings.deadline is None and settings.assign == "deadline":
+        print(
+            f"depths are fitted to {planned['deadline']:.1f} s, the tightest deadline that leaves nobody out "
+            "and lets the fastest device train everything"
+        )
+    psi = "infinite" if planned["psi"] is None else show.number(planned["psi"], 3)
     fedpmt, fedavg = show.number(planned["round_seconds"]), show.number(planned["fedavg_round_seconds"])
     print(f"a FedPMT round takes {fedpmt} s, a FedAvg round {fedavg} s; psi is {psi}")
+    if planned["note"] is not None:
+        print(planned["note"])
 
 
-def _deadline(settings: Settings, planned: dict[str, Any]) -> str:
-    if settings.deadline is not None:
-        return f"{settings.deadline:g} s"
-    return (
-        "none"
-        if settings.assign == "level"
-        else f"{planned['deadline']:.1f} s (the tightest that leaves nobody out)"
-    )
+def _deadline(settings: Settings) -> str:
+    return "none" if settings.deadline is None else f"{settings.deadline:g} s"
 
 
 @with_settings(without=(*TRAINING_ONLY, "devices", "levels", "fleet", "availability", "assign", "deadline"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,22 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], lef
 def say(text: str) -> None:
     """A line for a person, out of the way of results."""
     print(text, file=sys.stderr, flush=True)
+
+
+class _Lines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+@contextmanager
+def warnings() -> Iterator[None]:
+    """Show what the library logs as a line on standard error."""
+    log, handler = logging.getLogger("fedpmt"), _Lines(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 @contextmanager

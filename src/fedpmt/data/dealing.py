@@ -19,13 +19,11 @@ def deal(
     supply: list[int], devices: int, samples: int, classes_each: int, random: np.random.Generator
 ) -> np.ndarray | None:
     """Samples of each class for each device, (devices, classes); None where the supply does not suffice."""
+    totals = _totals(supply, devices, samples, classes_each, random)
+    if totals is None:
+        return None
+    holders, larger = totals
     quota, larger_each = divmod(samples, classes_each)
-    holders = _holders(supply, devices, devices * classes_each, quota, larger_each > 0, random)
-    if holders is None:
-        return None
-    larger = _larger(supply, holders, devices * larger_each, quota, random)
-    if larger is None:
-        return None
     hands = _Hands(
         np.array(larger), np.array(holders) - np.array(larger), larger_each, classes_each - larger_each
     )
@@ -34,6 +32,27 @@ def deal(
         for label, is_larger in hands.draw(devices - device, random).items():
             counts[device, label] = quota + is_larger
     return counts
+
+
+def can_deal(supply: list[int], devices: int, samples: int, classes_each: int) -> bool:
+    """Tell whether the supply suffices, which does not depend on how ties are drawn.
+
+    >>> can_deal([10, 10], devices=2, samples=10, classes_each=2), can_deal([9, 11], 2, 10, 2)
+    (True, False)
+    """
+    return _totals(supply, devices, samples, classes_each, np.random.default_rng(0)) is not None
+
+
+def _totals(
+    supply: list[int], devices: int, samples: int, classes_each: int, random: np.random.Generator
+) -> tuple[list[int], list[int]] | None:
+    """How many devices hold each class, and how many of them with one sample more."""
+    quota, larger_each = divmod(samples, classes_each)
+    holders = _holders(supply, devices, devices * classes_each, quota, larger_each > 0, random)
+    if holders is None:
+        return None
+    larger = _larger(supply, holders, devices * larger_each, quota, random)
+    return None if larger is None else (holders, larger)
 
 
 def _room(supply: int, holders: int, quota: int) -> int:

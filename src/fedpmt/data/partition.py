@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from fedpmt.data.dealing import deal
+from fedpmt.data.dealing import can_deal, deal
 from fedpmt.seeds import generator
 from fedpmt.types import SettingError
 
@@ -116,6 +116,24 @@ def partition(
     if name == "classes":
         return _by_classes(spec, pools, devices, samples, int(number), random)
     return _by_dirichlet(pools, devices, samples, number, random)
+
+
+def most_samples(spec: str, targets: np.ndarray, devices: int, wanted: int) -> int:
+    """Find the most samples per device, up to `wanted`, with which a split into classes can be met.
+
+    `wanted` itself where no number will do, for `partition` to refuse, and for splits that any supply of classes meets.
+
+    >>> most_samples("classes:2", np.repeat([0, 1, 2, 3], [29, 30, 30, 31]), devices=4, wanted=30)
+    29
+    """
+    name, number = check_spec(spec)
+    if name != "classes":
+        return wanted
+    supply, each = np.unique(targets, return_counts=True)[1].tolist(), int(number)
+    if each > len(supply):
+        return wanted
+    found = (samples for samples in range(wanted, each - 1, -1) if can_deal(supply, devices, samples, each))
+    return next(found, wanted)
 
 
 def check_spec(spec: str) -> tuple[str, float]:

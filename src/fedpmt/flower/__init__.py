@@ -1,15 +1,15 @@
 """The same methods on Flower: Ray for a simulation over a cluster, SuperLink and SuperNodes for real devices.
 
-This is the only place that imports flwr (`pip install 'fedpmt[flower]'`). A method knows nothing of it: the strategy
-calls its `assign` and `aggregate`, the ClientApp runs its local work, both through the simulator's own federation.
+This is the only package that imports flwr (`pip install 'fedpmt[flower]'`). A method knows nothing of it: the strategy
+calls its `assign` and `fold`, the ClientApp runs its local work, both through the simulator's own federation.
 
     from fedpmt.flower import apps
     both = apps(problem)
-    server = both.server  # Flower looks for plain names
+    server = both.server  # Flower looks for these names
     client = both.client
 
-`problem(settings)` gives the model, the data and the objective, on the server and on every node. Names are loaded when
-they are first used: starting processes needs neither flwr nor torch.
+`problem(settings)` returns the model, the data and the objective; it is called on the server and on every node. Names
+are loaded when they are first used, since starting processes needs neither flwr nor torch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from fedpmt.flower.factory import apps as apps
     from fedpmt.flower.factory import paper_apps as paper_apps
     from fedpmt.flower.node_data import NodeData as NodeData
-    from fedpmt.flower.own import node_problem as node_problem
+    from fedpmt.flower.node_data import node_problem as node_problem
 
 _HOMES = {
     "Apps": "fedpmt.flower.factory",
     "NodeData": "fedpmt.flower.node_data",
     "apps": "fedpmt.flower.factory",
-    "node_problem": "fedpmt.flower.own",
+    "node_problem": "fedpmt.flower.node_data",
     "paper_apps": "fedpmt.flower.factory",
 }
 

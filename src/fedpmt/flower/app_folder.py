@@ -1,4 +1,4 @@
-"""A folder that is a Flower app: `fedpmt deploy` runs it, and so does plain `flwr run`."""
+"""Write and read the folder of a Flower app, which both `fedpmt deploy` and plain `flwr run` can run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ client = apps.client
 
 
 def write_app(folder: Path, settings: Settings, deployment: Deployment) -> None:
-    """Write the app; its config holds every setting, so that `--run-config` can change any of them."""
+    """Write an app; its config holds every setting, so that `--run-config` can change any of them."""
     folder.mkdir(parents=True, exist_ok=True)
     tables: dict[str, Mapping[str, Any]] = {
         "project": {
@@ -51,7 +51,7 @@ def write_app(folder: Path, settings: Settings, deployment: Deployment) -> None:
 
 
 def read_app(folder: Path) -> dict[str, Any]:
-    """The plain keys of a written app's config."""
+    """Read the config of a written app; the method's own settings are left out."""
     table = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
     return {key.replace("-", "_"): value for key, value in table["tool"]["flwr"]["app"]["config"].items()}
 
@@ -61,14 +61,14 @@ def _lines(table: Mapping[str, Any]) -> str:
 
 
 def _key(key: str) -> str:
-    """A dotted key is a table in TOML and, once Flower has flattened it, a dotted key again."""
+    """Write a key. A dotted one is a table in TOML, which Flower flattens to a dotted key again."""
     return ".".join(
         part if part.replace("-", "").replace("_", "").isalnum() else toml(part) for part in key.split(".")
     )
 
 
 def toml(value: Any) -> str:
-    """One value as TOML writes it.
+    """Write one value as TOML.
 
     >>> toml("a\\"b"), toml(True), toml(0.5), toml(["x"])
     ('"a\\\\"b"', 'true', '0.5', '["x"]')

@@ -1,4 +1,4 @@
-"""What a node sends is looked at here before it can touch the model; the first thing wrong refuses the reply."""
+"""Check a reply before it can touch the model. The first thing that is wrong refuses it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from fedpmt.flower.answers import RefusedError, reading
-from fedpmt.flower.wire import MASKED, METRICS, REPLY, array_bytes, npy_bytes, tensors
+from fedpmt.flower.wire import METRICS, REPLY, array_bytes, npy_bytes, tensors
 from fedpmt.pricing.adaptive import LONGEST
 from fedpmt.pricing.meter import reply_shapes
 from fedpmt.simulation.assignment import steps_asked
@@ -21,11 +20,10 @@ from fedpmt.training.messages import UPDATE, Reply
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from flwr.app import Array, RecordDict
 
-    from fedpmt.flower.fixed_point import Words
     from fedpmt.flower.wire import Order
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Part
@@ -33,210 +31,171 @@ if TYPE_CHECKING:
     from fedpmt.types import Payload, Tensors
 
 SCALARS_LENGTH = 10_000
-"""Characters of a method's own scalars; they are a handful of numbers."""
+"""The most characters of a method's own scalars, which are a handful of numbers."""
+
+CLAIMS = ("run", "round", "device", "samples")
+"""What every reply says of itself."""
+
+OPEN_CLAIMS = ("part", "label", "seconds")
+"""What it says in addition, unless the part that a device chose is its secret."""
+
+SCALARS = "scalars"
 
 
 @dataclass(frozen=True)
 class Inspector:
-    """Everything that a reply is held against."""
+    """Checks and decodes replies in clear."""
 
     federation: Federation
-    update_limit: float  # of ‖w_k - w‖ / ‖w‖, w all that was sent
+    update_limit: float  # of ‖w_k - w‖ / ‖w‖, with w all that was sent
 
     @property
     def structure(self) -> Structure:
-        """The model's."""
+        """The global model's."""
         return self.federation.problem.model.structure
 
     def read(self, records: RecordDict, order: Order, samples: int) -> Reply:
-        """The reply to an order, or a refusal. `samples` is what the node said that it holds."""
-        said = _said(records, order, samples)
-        _same("what it says", said, dict.fromkeys((*MASKED_SAID, *OPENLY, SCALARS)))
-        part, seconds = _part(said, order), _seconds(said)
-        payload = self._payload(records, order, part)
-        self._bound(payload, order, part, samples)
-        return Reply(
-            order.device,
-            order.round,
-            part,
-            samples,
-            payload,
-            _scalars(said[SCALARS]),
-            self._metrics(records, part),
-            seconds,
-        )
+        """Decode the reply to an order.
 
-    def _payload(self, records: RecordDict, order: Order, part: Part) -> Payload:
-        """The tensors: the names, shapes and types that this part has, no more and no less, all finite."""
+        Args:
+            records: What the node sent.
+            order: What it was asked.
+            samples: How many samples it has said that it holds.
+
+        Raises:
+            RefusedError: Something in the reply is wrong.
+        """
+        claims = read_claims(records, order, samples)
+        require_keys("what it says", claims, (*CLAIMS, *OPEN_CLAIMS, SCALARS))
+        part, seconds = read_part(claims, order), read_seconds(claims)
+        payload = self._read_payload(records, order, part)
+        self._bound(payload, order, samples)
+        scalars, metrics = _read_scalars(claims[SCALARS]), self._read_metrics(records, part)
+        return Reply(order.device, order.round, part, samples, payload, scalars, metrics, seconds)
+
+    def _read_payload(self, records: RecordDict, order: Order, part: Part) -> Payload:
+        """The tensors: exactly the names, shapes and types of a reply with this part, and finite."""
         expected = reply_shapes(part, self.structure)
-        kinds = {
-            name: tensor.dtype for group in order.task.tensors.values() for name, tensor in group.items()
-        }
-        _same("groups", records.array_records, expected)
+        sent = order.task.tensors.values()
+        types = {name: tensor.dtype for group in sent for name, tensor in group.items()}
+        require_keys("groups", records.array_records, expected)
         most = 0
         for group, shapes in expected.items():
-            _same(f"tensors of {group}", records.array_records[group], shapes)
-            most += sum(
-                npy_bytes(shape, kinds.get(name, torch.float32).itemsize) for name, shape in shapes.items()
-            )
-        size = array_bytes(records)
-        _must(size <= most, f"its tensors take {size} bytes, where {most} are enough")
+            require_keys(f"tensors of {group}", records.array_records[group], shapes)
+            for name, shape in shapes.items():
+                most += npy_bytes(shape, types.get(name, torch.float32).itemsize)
+        require_bytes(records, most)
         found = {}
         for group, shapes in expected.items():
             arrays = records.array_records[group]
             for name, shape in shapes.items():
-                _fits(f"{group} '{name}'", arrays[name], shape, kinds.get(name, torch.float32))
-            found[group] = _read(group, arrays)
+                require_header(f"{group} '{name}'", arrays[name], shape, types.get(name, torch.float32))
+            with reading(group):
+                found[group] = tensors(arrays)
             for name, tensor in found[group].items():
-                fits = tuple(tensor.shape) == shapes[name] and tensor.dtype == kinds.get(name, torch.float32)
-                _must(fits, f"{group} '{name}' is not what its header says")
-                _must(
-                    bool(torch.isfinite(tensor).all()), f"{group} '{name}' holds values that are not finite"
-                )
+                right = tuple(tensor.shape) == shapes[name] and tensor.dtype == types.get(name, torch.float32)
+                require(right, f"{group} '{name}' is not what its header says")
+                finite = bool(torch.isfinite(tensor).all())
+                require(finite, f"{group} '{name}' holds values that are not finite")
         return found
 
-    def _bound(self, payload: Payload, order: Order, part: Part, samples: int) -> None:
-        """‖w_k - w‖ over what was trained, against the norm of all that was sent; and that of all other groups."""
-        sent = order.task.tensors
-        limit = self.update_limit * max(1.0, _norm(sent[MODEL]))
-        moved = _norm(payload[UPDATE])
-        _must(moved <= limit, f"its update has norm {moved:.4g}, above the limit {limit:.4g}")
+    def _bound(self, payload: Payload, order: Order, samples: int) -> None:
+        """Bound the norm of the update by that of all that was sent, and the norms of all other groups."""
         federation = self.federation
+        limit = self.update_limit * max(1.0, norm(order.task.tensors[MODEL]))
+        moved = norm(payload[UPDATE])  # ‖w_k - w‖
+        require(moved <= limit, f"its update has norm {moved:.4g}, above the limit {limit:.4g}")
         steps = steps_asked(federation, order.task, samples)
         reach = Reach(limit, federation.local(order.round), steps, samples, order.round + 1)
         bounds = federation.method.local.bounds(order.task, reach)
         for group in sorted(set(payload) - {UPDATE}):
             # A group without a bound of its own is a difference too, and may be as long as the update.
-            most, size = bounds.get(group, limit), _norm(payload[group])
-            _must(size <= most, f"its {group} has norm {size:.4g}, above the limit {most:.4g}")
+            most, size = bounds.get(group, limit), norm(payload[group])
+            require(size <= most, f"its {group} has norm {size:.4g}, above the limit {most:.4g}")
 
-    def _metrics(self, records: RecordDict, part: Part) -> dict[str, float]:
-        _same("metric records", {METRICS: None, **records.metric_records}, {METRICS: None})
+    def _read_metrics(self, records: RecordDict, part: Part) -> dict[str, float]:
+        require_keys("metric records", {METRICS: None, **records.metric_records}, (METRICS,))
         found: Mapping[str, Any] = records.metric_records.get(METRICS, {})
         private = self.federation.settings.dp_clip is not None
-        _same("metrics", found, {} if private else dict.fromkeys((LOSS, *part.extra.metrics)))
+        require_keys("metrics", found, () if private else (LOSS, *part.extra.metrics))
         for name, value in found.items():
-            _must(_number(value), f"metric '{name}' is not a finite number")
+            require(_is_number(value), f"metric '{name}' is not a finite number")
         return {name: float(value) for name, value in found.items()}
 
 
-@dataclass(frozen=True)
-class MaskedInspector:
-    """What can be looked at in a reply under masks: all but its values."""
-
-    sizes: Sequence[int]  # words in each group of the vector
-    hidden: bool  # whether the part is the device's own secret, and with it the time it took
-
-    def read(self, records: RecordDict, order: Order, samples: int) -> tuple[Reply, list[Words]]:
-        """The reply without its tensors, and the masked vector."""
-        said = _said(records, order, samples)
-        _must(not records.metric_records, "it says more than it was asked")
-        _same("what it says", said, dict.fromkeys(MASKED_SAID if self.hidden else (*MASKED_SAID, *OPENLY)))
-        part = order.task.offer[-1] if self.hidden else _part(said, order)
-        seconds = 0.0 if self.hidden else _seconds(said)
-        names = [str(group) for group in range(len(self.sizes))]
-        _same("groups", records.array_records, {MASKED: None})
-        arrays = records.array_records[MASKED]
-        _same("tensors of masked", arrays, dict.fromkeys(names))
-        most = sum(npy_bytes((size,), np.dtype(np.uint32).itemsize) for size in self.sizes)
-        size = array_bytes(records)
-        _must(size <= most, f"its tensors take {size} bytes, where {most} are enough")
-        words = []
-        for name, length in zip(names, self.sizes, strict=True):
-            _fits(f"masked '{name}'", arrays[name], (length,), torch.uint32)
-            found = _read_words(arrays[name])
-            fits = found.shape == (length,) and found.dtype == np.uint32
-            _must(fits, f"masked '{name}' is not what its header says")
-            words.append(found)
-        return Reply(order.device, order.round, part, samples, {}, seconds=seconds), words
-
-
-MASKED_SAID = ("run", "round", "device", "samples")
-OPENLY = ("part", "label", "seconds")
-SCALARS = "scalars"
-
-
-def _said(records: RecordDict, order: Order, samples: int) -> Mapping[str, Any]:
-    """What a reply says of itself: it belongs to this order."""
-    said = _config(records)
+def read_claims(records: RecordDict, order: Order, samples: int) -> Mapping[str, Any]:
+    """What a reply says of itself, once it is known to belong to this order."""
+    require_keys("config records", records.config_records, (REPLY,))
+    claims: Mapping[str, Any] = records.config_records[REPLY]
     for key, expected in (("run", order.run), ("round", order.round), ("device", order.device)):
-        _must(said.get(key) == expected, f"it names {key} '{said.get(key)}', not '{expected}'")
-    _must(said.get("samples") == samples, f"it trained on {said.get('samples')} samples, not {samples}")
-    return said
+        require(claims.get(key) == expected, f"it names {key} '{claims.get(key)}', not '{expected}'")
+    trained = claims.get("samples")
+    require(trained == samples, f"it trained on {trained} samples, not {samples}")
+    return claims
 
 
-def _seconds(said: Mapping[str, Any]) -> float:
-    seconds: Any = said.get("seconds")
-    _must(
-        _number(seconds) and 0 <= seconds <= LONGEST,
-        f"its training time '{seconds}' is not a number of seconds",
-    )
+def read_seconds(claims: Mapping[str, Any]) -> float:
+    """The training time that a reply reports."""
+    seconds: Any = claims.get("seconds")
+    right = _is_number(seconds) and 0 <= seconds <= LONGEST
+    require(right, f"its training time '{seconds}' is not a number of seconds")
     return float(seconds)
 
 
-def _config(records: RecordDict) -> Mapping[str, Any]:
-    _same("config records", records.config_records, {REPLY: None})
-    found: Mapping[str, Any] = records.config_records[REPLY]
-    return found
-
-
-def _part(said: Mapping[str, Any], order: Order) -> Part:
-    """The part it says it trained: one of those it was offered, under its own name."""
-    place, offer = said.get("part"), order.task.offer
-    _must(
-        isinstance(place, int) and not isinstance(place, bool) and 0 <= place < len(offer),
-        f"it trained part '{place}' of {len(offer)} on offer",
-    )
+def read_part(claims: Mapping[str, Any], order: Order) -> Part:
+    """The part that a reply says it trained: one of those on offer, under its own label."""
+    place, offer = claims.get("part"), order.task.offer
+    right = isinstance(place, int) and not isinstance(place, bool) and 0 <= place < len(offer)
+    require(right, f"it trained part '{place}' of {len(offer)} on offer")
     part = offer[int(str(place))]
-    _must(said.get("label") == part.label, f"it trained '{said.get('label')}', not '{part.label}'")
+    require(claims.get("label") == part.label, f"it trained '{claims.get('label')}', not '{part.label}'")
     return part
 
 
-def _fits(label: str, array: Array, shape: tuple[int, ...], kind: torch.dtype) -> None:
-    dtype = str(kind).removeprefix("torch.")
-    _must(tuple(array.shape) == shape, f"{label} has shape {tuple(array.shape)}, not {shape}")
-    _must(array.dtype == dtype, f"{label} is of type {array.dtype}, not {dtype}")
-
-
-def _read(group: str, arrays: Mapping[str, Array]) -> Tensors:
-    with reading(group):
-        return tensors(arrays)
-
-
-def _read_words(array: Array) -> Words:
-    with reading(MASKED):
-        found: Words = array.numpy()
-    _must(isinstance(found, np.ndarray), f"{MASKED} is not an array")
-    return found
-
-
-def _scalars(text: object) -> dict[str, Any]:
-    _must(isinstance(text, str) and len(text) <= SCALARS_LENGTH, "its scalars are not a short text")
+def _read_scalars(text: object) -> dict[str, Any]:
+    require(isinstance(text, str) and len(text) <= SCALARS_LENGTH, "its scalars are not a short text")
     try:
         found = json.loads(str(text))
     except ValueError as error:
         raise RefusedError("its scalars are not JSON") from error
-    _must(isinstance(found, dict), "its scalars are not a table")
+    require(isinstance(found, dict), "its scalars are not a table")
     for key, value in found.items():
-        _must(isinstance(value, str | bool) or _number(value), f"scalar '{key}' is not a finite number")
+        right = isinstance(value, str | bool) or _is_number(value)
+        require(right, f"scalar '{key}' is not a finite number")
     return dict(found)
 
 
-def _norm(found: Tensors) -> float:
-    return math.sqrt(sum(float(one.double().square().sum()) for one in found.values()))
+def require_bytes(records: RecordDict, most: int) -> None:
+    """Refuse a reply whose tensors take more bytes than they need."""
+    size = array_bytes(records)
+    require(size <= most, f"its tensors take {size} bytes, where {most} are enough")
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def require_header(label: str, array: Array, shape: tuple[int, ...], kind: torch.dtype) -> None:
+    """Refuse an array whose header states another shape or type."""
+    dtype = str(kind).removeprefix("torch.")
+    require(tuple(array.shape) == shape, f"{label} has shape {tuple(array.shape)}, not {shape}")
+    require(array.dtype == dtype, f"{label} is of type {array.dtype}, not {dtype}")
 
 
-def _same(what: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def require_keys(what: str, found: Mapping[str, Any], expected: Mapping[str, Any] | tuple[str, ...]) -> None:
+    """Refuse a table that has not exactly these keys."""
     missing, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     wrong = [f"without {', '.join(missing)}"] if missing else []
     wrong += [f"with {', '.join(extra)[:200]}"] if extra else []
-    _must(not wrong, f"{what} {' and '.join(wrong)}")
+    require(not wrong, f"{what} {' and '.join(wrong)}")
 
 
-def _must(holds: object, reason: str) -> None:
+def require(holds: object, reason: str) -> None:
+    """Refuse a reply for this reason unless the condition holds."""
     if not holds:
         raise RefusedError(reason)
+
+
+def norm(tensors: Tensors) -> float:
+    """The norm of all of these tensors as one vector."""
+    return math.sqrt(sum(float(one.double().square().sum()) for one in tensors.values()))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""How the replies of a round come in: each for itself, or only as a sum (`sealed.py`)."""
+"""How the replies of a round come in: each on its own, or only as a sum (`secure/sealed.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
     from flwr.serverapp import Grid
 
-    from fedpmt.flower.answers import Loss
+    from fedpmt.flower.answers import Missing
     from fedpmt.flower.checks import Inspector
     from fedpmt.flower.wire import Order
     from fedpmt.records import RoundRecord
@@ -22,74 +22,58 @@ if TYPE_CHECKING:
     from fedpmt.training.messages import Reply
 
 
-class Collector(ABC):
-    """What the strategy asks between the tasks of a round and its end."""
+class SumError(ValueError):
+    """A sum that cannot be opened or cannot be right; its text is the reason."""
 
-    @abstractmethod
-    def prepare(self, grid: Grid, asked: list[Assignment], seconds: Callable[[], float]) -> list[Assignment]:
-        """Before tasks are sent. `seconds` says how much of the round is left."""
+
+class Collector(ABC):
+    """What the strategy asks for between the opening of a round and its end.
+
+    The defaults do nothing in addition to writing tasks and reading replies.
+    """
+
+    def prepare(
+        self, grid: Grid, assignments: list[Assignment], seconds: Callable[[], float]
+    ) -> list[Assignment]:
+        """Exchange what is needed before tasks are sent; `seconds()` is how much of the round is left."""
+        return assignments
 
     @property
-    @abstractmethod
-    def lost(self) -> Mapping[int, Loss]:
-        """The devices that have fallen out before they got a task."""
+    def missing(self) -> Mapping[int, Missing]:
+        """The devices that dropped out in `prepare` and get no task."""
+        return {}
 
     @abstractmethod
     def write(self, order: Order) -> RecordDict:
-        """A task as it travels."""
+        """Encode a task."""
 
     @abstractmethod
     def read(self, records: RecordDict, order: Order, samples: int) -> Reply:
-        """A reply as far as it can be read; what is wrong is refused."""
+        """Check and decode a reply. Raises `RefusedError` where something is wrong with it."""
 
-    @abstractmethod
-    def replies(self, grid: Grid, good: list[Reply]) -> list[Reply]:
-        """What is aggregated in the place of the replies that were read; `SumError` where it is nothing."""
+    def replies(self, grid: Grid, replies: list[Reply]) -> list[Reply]:
+        """What is folded in place of the replies that were read. Raises `SumError` where that is nothing."""
+        return replies
 
-    @abstractmethod
-    def priced(self, one: Assignment) -> Assignment:
-        """A device that arrived, with the bytes that it really sent."""
+    def adjust(self, assignment: Assignment) -> Assignment:
+        """Correct the bytes of a device whose reply has arrived."""
+        return assignment
 
-    @abstractmethod
-    def noted(self, record: RoundRecord) -> RoundRecord:
-        """The round's record, with what only the collector knows."""
-
-
-class SumError(ValueError):
-    """A sum that cannot be opened, or that cannot be right; its text is the reason."""
+    def annotate(self, record: RoundRecord) -> RoundRecord:
+        """Add what only the collector knows to the round's record."""
+        return record
 
 
 @dataclass(frozen=True)
 class InClear(Collector):
-    """The server sees each reply."""
+    """The server sees every reply."""
 
     inspector: Inspector
 
-    def prepare(self, grid: Grid, asked: list[Assignment], seconds: Callable[[], float]) -> list[Assignment]:
-        """Nothing is needed."""
-        return asked
-
-    @property
-    def lost(self) -> Mapping[int, Loss]:
-        """Nobody: who is there gets a task."""
-        return {}
-
     def write(self, order: Order) -> RecordDict:
-        """The order."""
+        """Encode a task."""
         return write_order(order, self.inspector.structure)
 
     def read(self, records: RecordDict, order: Order, samples: int) -> Reply:
-        """All of it, once it has been looked at."""
+        """Check and decode a whole reply."""
         return self.inspector.read(records, order, samples)
-
-    def replies(self, grid: Grid, good: list[Reply]) -> list[Reply]:
-        """They are."""
-        return good
-
-    def priced(self, one: Assignment) -> Assignment:
-        """As it was priced."""
-        return one
-
-    def noted(self, record: RoundRecord) -> RoundRecord:
-        """As it is."""
-        return record

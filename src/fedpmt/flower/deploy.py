@@ -1,6 +1,6 @@
-"""A deployment from its settings to its records: write the app, start what is needed, watch the rounds, stop it all.
+"""Deploy a run on this machine: write the app, start processes, watch the rounds, stop everything.
 
-app/        the Flower app, which `flwr run` takes too
+app/        the Flower app, which `flwr run` runs too
 run/        the records, as of any run
 nodes/      what devices keep between rounds, one folder each
 processes/  logs, and Flower's own files
@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 from fedpmt import records
 from fedpmt.api import method_of
 from fedpmt.devices.fleet import make_fleet
-from fedpmt.flower import kept
 from fedpmt.flower.app_folder import read_app, write_app
 from fedpmt.flower.deployment import (
     Deployment,
-    deployment_of,
+    check_deployable,
+    make_deployment,
+    read_start,
     refuse_simulated,
-    refuse_uncarried,
-    refuse_unsummed,
 )
 from fedpmt.flower.loopback import FINISHED, Loopback, node_configs
 from fedpmt.records import RunRecord, read_rounds, read_run
@@ -41,10 +40,10 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.5
 STATUS_SECONDS = 15.0
-"""Flower's own word on a run takes a second of a core each time; the records say the rest."""
+"""Asking Flower for a run's status takes a second of a core; the records tell everything else."""
 
 SMALL: dict[str, Any] = {"devices": 5, "rounds": 10}
-"""Where the user says nothing: what one machine can start as processes."""
+"""Defaults of a deployment: as many devices as one machine can start as processes."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Places:
 
     @property
     def nodes(self) -> Path:
-        """What devices keep."""
+        """What devices keep between rounds."""
         return self.folder / "nodes"
 
     @property
@@ -74,33 +73,31 @@ class Places:
         return self.folder / "processes"
 
 
-def own_settings(
+def split_settings(
     places: Places, given: dict[str, Any], typed: dict[str, Any], *, resume: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The run's settings, and the deployment's own: typed, else from the settings file, else as the app has them."""
+    """Tell the run's settings from the deployment's: typed, else from the settings file, else as the app has them."""
     own = set(Deployment.model_fields) - {"out", "resume"}
     before: dict[str, Any] = {}
     if resume and (places.app / "pyproject.toml").exists():
         before = {key: value for key, value in read_app(places.app).items() if key in own}
     of_file = {key: value for key, value in given.items() if key in own}
-    said = {key: value for key, value in typed.items() if value is not None}
-    return {key: value for key, value in given.items() if key not in own}, {**before, **of_file, **said}
+    flags = {key: value for key, value in typed.items() if value is not None}
+    return {key: value for key, value in given.items() if key not in own}, {**before, **of_file, **flags}
 
 
 def write(places: Places, settings: Settings, changes: dict[str, Any], *, resume: bool) -> None:
-    """Write the app folder; what holds a run already is only written to for its resume."""
+    """Write the app folder; one that holds a run already is only changed by a resume."""
     if importlib.util.find_spec("flwr") is None:
         raise SettingError("Flower is not installed: pip install 'fedpmt[flower]'")
     refuse_simulated(settings)
-    deployment = deployment_of({**changes, "out": str(places.run.absolute()), "resume": resume})
-    method = method_of(settings)
-    refuse_uncarried(method, settings.method)
-    refuse_unsummed(method, settings, deployment)
+    deployment = make_deployment({**changes, "out": str(places.run.absolute()), "resume": resume})
+    check_deployable(method_of(settings), settings, deployment)
     if (places.run / records.CONFIG).exists() and not resume:
         raise SettingError(
             f"out = '{places.folder}' already holds a run; continue it with --resume or name another folder"
         )
-    kept.read(places.run, deployment)
+    read_start(places.run, deployment)
     write_app(places.app, settings, deployment)
 
 
@@ -115,7 +112,7 @@ def deploy_here(
         return read_run(places.run)
     fleet = make_fleet(settings)
     speeds = [float(speed) for speed in fleet.speeds]
-    with leaving_on_signals(), Loopback(places.processes) as federation:
+    with exit_on_signals(), Loopback(places.processes) as federation:
         for config in node_configs(settings.devices, places.nodes, speeds):
             federation.start_node(config)
         done = len(read_rounds(places.run / records.ROUNDS))
@@ -139,7 +136,7 @@ def watch(
         if (folder / records.RESULT).exists():
             return
         if ended:
-            raise ChildProcessError(f"the run has ended as {ended}; {last_words(federation.log(run))}")
+            raise ChildProcessError(f"the run has ended as {ended}; {find_error(federation.log(run))}")
         if time.monotonic() - asked > STATUS_SECONDS:
             status = federation.status(run)
             ended = status if status.startswith(FINISHED) else ""
@@ -147,7 +144,7 @@ def watch(
         time.sleep(LOOK_SECONDS)
 
 
-def last_words(log: str) -> str:
+def find_error(log: str) -> str:
     """The line of a log that says what went wrong."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
@@ -155,8 +152,8 @@ def last_words(log: str) -> str:
 
 
 @contextmanager
-def leaving_on_signals() -> Iterator[None]:
-    """A request to end (SIGTERM, SIGHUP) stops what was started, as Ctrl-C does."""
+def exit_on_signals() -> Iterator[None]:
+    """Treat SIGTERM and SIGHUP as Ctrl-C, so that they stop what was started too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,18 +1,25 @@
-"""What a Flower run is told by its run config: the settings of any run, and a few of its own."""
+"""What a Flower run is told by its run config: the settings of any run, and those of the deployment. Loads no torch.
+
+`deployment.json`, beside the records, keeps what a deployment was begun with, so that a resume goes on in the same way.
+"""
 
 from __future__ import annotations
 
+import re
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedpmt.api import settings_of
 from fedpmt.methods.registry import METHODS, method_class
+from fedpmt.records import write_atomically
 from fedpmt.settings import Settings
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from fedpmt.methods.base import Method
 
@@ -26,11 +33,15 @@ SIMULATED = {
     "time_budget": None,
     "server_speed": None,
 }
-"""Settings that make up what happens by itself on real devices; on Flower they keep these values."""
+"""Settings that simulate what happens by itself on real devices; on Flower they keep these values."""
+
+FILE = "deployment.json"
+HELD = ("secagg", "min_devices", "secagg_range", "transport_seconds", "sample_limit")
+"""Settings of a deployment that a resume may not change: the weights, or a promise to devices, depend on them."""
 
 
 class Deployment(BaseModel):
-    """How a run is deployed, beside what it computes."""
+    """How a run is deployed, in addition to what it computes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,18 +74,18 @@ class Deployment(BaseModel):
 
 
 def read_config(run_config: Mapping[str, Any]) -> tuple[Settings, Deployment]:
-    """Both from one flat table in kebab case; an empty text is a setting that is not given."""
+    """Read both from one flat table in kebab case; an empty text stands for a setting that is not given."""
     given = {key.replace("-", "_"): value for key, value in run_config.items() if value != ""}
     options = {key.removeprefix(OPTION): given.pop(key) for key in list(given) if key.startswith(OPTION)}
     own = {key: given.pop(key) for key in list(given) if key in Deployment.model_fields}
-    deployment = deployment_of(own)
+    deployment = make_deployment(own)
     settings = settings_of({**given, "options": options})
     refuse_simulated(settings)
     return settings, deployment
 
 
-def deployment_of(given: Mapping[str, Any]) -> Deployment:
-    """How a run is deployed; a wrong value is refused in one line."""
+def make_deployment(given: Mapping[str, Any]) -> Deployment:
+    """Check the settings of a deployment; a wrong value is refused in one line."""
     try:
         return Deployment.model_validate(given)
     except ValidationError as error:
@@ -83,10 +94,20 @@ def deployment_of(given: Mapping[str, Any]) -> Deployment:
         raise SettingError(f"{key} = '{first['input']}' is refused: {first['msg'].lower()}") from None
 
 
-def refuse_unsummed(method: Method[Any, Any], settings: Settings, deployment: Deployment) -> None:
-    """Refuse what secure aggregation cannot carry: all that leaves a device there are sums per layer."""
-    if not deployment.secagg:
-        return
+def check_deployable(method: Method[Any, Any], settings: Settings, deployment: Deployment) -> None:
+    """Refuse a method that cannot be deployed in this way."""
+    name = settings.method
+    if method.traits.keeps_net:
+        raise SettingError(
+            f"method = '{name}' is refused on Flower: its devices keep nets of their own, which only the simulator "
+            "can evaluate"
+        )
+    if deployment.secagg:
+        _check_summable(method, settings, deployment)
+
+
+def _check_summable(method: Method[Any, Any], settings: Settings, deployment: Deployment) -> None:
+    """Refuse what secure aggregation cannot carry, where nothing but sums per layer leaves a device."""
     name = settings.method
     if method.traits.sums != "layers":
         why = {
@@ -94,7 +115,7 @@ def refuse_unsummed(method: Method[Any, Any], settings: Settings, deployment: De
             "none": "it needs each device's reply, and not their sum",
         }[method.traits.sums]
         raise SettingError(
-            f"method = '{name}' is refused with secagg: {why} (allowed: {', '.join(summed())})"
+            f"method = '{name}' is refused with secagg: {why} (allowed: {', '.join(summable())})"
         )
     if settings.splitting == "device" and getattr(method, "weight", "uniform") != "uniform":
         # Σ a_k f_k of a layer is opened, and every a_k is known: with unequal ones it tells who trained the layer.
@@ -112,36 +133,83 @@ def refuse_unsummed(method: Method[Any, Any], settings: Settings, deployment: De
         )
 
 
-def summed() -> list[str]:
-    """The methods that secure aggregation carries."""
+def summable() -> list[str]:
+    """The methods that secure aggregation can carry."""
     return sorted(name for name in METHODS if method_class(name)().traits.sums == "layers")
 
 
 def refuse_simulated(settings: Settings) -> None:
-    """Refuse what only the simulator has."""
+    """Refuse settings that only the simulator has."""
     for key, usual in SIMULATED.items():
         if getattr(settings, key) != usual:
             name = key.replace("_", "-")
             raise SettingError(f"{name} = '{getattr(settings, key)}' is refused: only the simulator has it")
 
 
-def refuse_uncarried(method: Method[Any, Any], name: str) -> None:
-    """Refuse methods whose nets stay on the devices: Flower's server has none of them to evaluate."""
-    if method.traits.keeps_net:
-        raise SettingError(
-            f"method = '{name}' is refused on Flower: its devices keep nets of their own, which only the simulator "
-            "can evaluate"
-        )
-
-
 def write_config(settings: Settings, deployment: Deployment) -> dict[str, Any]:
-    """The flat table that `read_config` reads back."""
+    """Write the flat table that `read_config` reads."""
     table = {**settings.model_dump(mode="json", exclude={"options", "digest"}), **deployment.model_dump()}
     flat = {key.replace("_", "-"): _none(key) if value is None else value for key, value in table.items()}
     return {**flat, **{OPTION + key: value for key, value in settings.options.items()}}
 
 
 def _none(key: str) -> str:
-    """How a table says that a setting has no value: by leaving it out, unless that would give it one."""
+    """How a table states None: by an empty text, unless the setting would then have another default."""
     usual = Settings.model_fields[key].default
     return "" if usual is None else "none"
+
+
+class Start(BaseModel):
+    """What a deployment was begun with, over all of its starts."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run: str  # the run's name on every node, different from all others
+    held: dict[str, bool | int | float]  # the settings of HELD
+    starts: int = 0  # of the server; each but the first may repeat a round that devices have answered
+    devices: tuple[int, ...] | None = None  # those that were online at the first start; None before it
+    deadline: float | None = None  # what depths are fitted to
+
+
+def read_start(folder: Path, deployment: Deployment) -> Start | None:
+    """Read what the deployment in this folder was begun with; None where there is none.
+
+    Raises:
+        SettingError: Settings that a resume may not change are different now.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        start = Start.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise SettingError(f"{path} cannot be read: {error.errors()[0]['msg'].lower()}") from error
+    for key, before in start.held.items():
+        now = getattr(deployment, key, before)
+        if now != before:
+            name = key.replace("_", "-")
+            raise SettingError(
+                f"{name} = {_show(now)} is refused: this run was begun with {name} = {_show(before)}"
+            )
+    return start
+
+
+def begin(folder: Path, deployment: Deployment) -> Start:
+    """Count one more start of the deployment in this folder, or its first."""
+    start = read_start(folder, deployment)
+    if start is None:
+        # It becomes the name of a folder on nodes, which accept only plain ones.
+        stem = re.sub(r"[^A-Za-z0-9]+", "-", folder.name).strip("-")[:60] or "run"
+        held = {key: getattr(deployment, key) for key in HELD}
+        start = Start(run=f"{stem}-{uuid.uuid4().hex[:12]}", held=held)
+    return write_start(folder, start.model_copy(update={"starts": start.starts + 1}))
+
+
+def write_start(folder: Path, start: Start) -> Start:
+    """Write what the deployment was begun with."""
+    write_atomically(folder / FILE, start.model_dump_json().encode())
+    return start
+
+
+def _show(value: bool | int | float) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"

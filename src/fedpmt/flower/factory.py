@@ -14,12 +14,11 @@ from flwr.serverapp import ServerApp
 
 from fedpmt import records
 from fedpmt.api import check, method_of, paper_problem_of
-from fedpmt.flower import kept as kept_facts
 from fedpmt.flower.client import Worker
-from fedpmt.flower.deployment import read_config, refuse_uncarried, refuse_unsummed
-from fedpmt.flower.node_data import HeardData, NodeData
+from fedpmt.flower.deployment import begin, check_deployable, read_config, write_start
+from fedpmt.flower.node_data import NodeData, ReportedData
 from fedpmt.flower.roster import Limits, Roster
-from fedpmt.flower.secure_node import KEYS, OPEN, SHARES, hand_out_shares, offer_keys, share_secrets
+from fedpmt.flower.secure.node import KEYS, OPEN, SHARES, hand_out_shares, offer_keys, share_secrets
 from fedpmt.flower.strategy import MethodStrategy
 from fedpmt.flower.wire import NODE
 from fedpmt.simulation.assemble import assembled, plan
@@ -40,7 +39,9 @@ if TYPE_CHECKING:
 SECURE_ANSWERS = {KEYS: offer_keys, SHARES: share_secrets, OPEN: hand_out_shares}
 HOLD_SECONDS = 120.0
 CLAIM = 10
-"""A node may claim so many times the samples that a device usually has."""
+"""A node may claim at most this many times the samples that a device usually has."""
+
+CUSTOM = "custom"
 
 
 class Apps(NamedTuple):
@@ -51,7 +52,12 @@ class Apps(NamedTuple):
 
 
 def apps(problem: Callable[[Settings], Problem]) -> Apps:
-    """The two halves of a Flower app. `problem(settings)` is called on the server and on each node."""
+    """Make the two halves of a Flower app.
+
+    Args:
+        problem: Makes the model, the data and the objective from the settings of a run; it is called on the server
+            and on each node.
+    """
     server, client, worker = ServerApp(), ClientApp(), Worker(problem)
 
     @server.main()
@@ -61,84 +67,89 @@ def apps(problem: Callable[[Settings], Problem]) -> Apps:
 
     @client.query()
     def describe(message: Message, context: Context) -> Message:
-        said = worker.describe(message.content, context)
-        return Message(RecordDict({NODE: ConfigRecord(said)}), reply_to=message)
+        description = worker.describe(message.content, context)
+        return Message(RecordDict({NODE: ConfigRecord(description)}), reply_to=message)
 
     @client.train()
     def train(message: Message, context: Context) -> Message:
         return Message(worker.train(message.content, context), reply_to=message)
 
     for action, answer in SECURE_ANSWERS.items():
-        client.train(action)(_replying(answer))
+        client.train(action)(_handle(answer))
     return Apps(server, client)
 
 
-def _replying(answer: Callable[[RecordDict, Context], RecordDict]) -> Callable[[Message, Context], Message]:
+def _handle(answer: Callable[[RecordDict, Context], RecordDict]) -> Callable[[Message, Context], Message]:
     return lambda message, context: Message(answer(message.content, context), reply_to=message)
 
 
 def paper_apps() -> Apps:
-    """One of the paper's tasks, with data that each node deals itself from a set that all have."""
+    """Make the apps of a task that comes with fedpmt: each node takes its own samples of a data set that all have."""
     return apps(paper_problem_of)
 
 
 def serve(
     grid: Grid, settings: Settings, deployment: Deployment, make: Callable[[Settings], Problem], run_id: int
 ) -> None:
-    """All rounds, or those that are missing, with a checkpoint after each."""
-    from fedpmt.flower.pulling import one_by_one  # it loads much of Flower, and nodes load this module
+    """Play all rounds, or those that are missing, with a checkpoint after each."""
+    from fedpmt.flower.pulling import pull_one_by_one  # it loads much of Flower, and nodes load this module
 
     check(settings, score_name=None)
     method = method_of(settings)
-    refuse_uncarried(method, settings.method)
-    refuse_unsummed(method, settings, deployment)
-    # On a device's time a round's checkpoint costs nothing.
-    settings = settings.model_copy(update={"checkpoint_seconds": 0.0})
+    check_deployable(method, settings, deployment)
     problem = make(settings)
-    records.check_target(settings.target, problem.objective.score_name)
-    if method.traits.needs_public and problem.data.public is None:
-        raise SettingError(
-            f"method = '{settings.method}' is refused: the server's data has no public samples"
-        )
-    if problem.data.devices != settings.devices:
-        raise SettingError(f"the data is spread over {problem.data.devices} devices, not {settings.devices}")
-    refuse_unseen(method, settings.method, problem)
+    check_problem(problem, settings, method)
+    # The record says what ran; and compared with what devices take, a checkpoint after each round costs nothing.
+    own = {"optimizer": problem.optimizer, "schedule": problem.rate}
+    custom = {key: CUSTOM for key, value in own.items() if value is not None}
+    settings = settings.model_copy(update={"checkpoint_seconds": 0.0, **custom})
     folder = Path(deployment.out or f"fedpmt-{settings.method}-{run_id}").absolute()
     open_folder(folder, settings, resume=deployment.resume)
     if (folder / records.RESULT).exists():
         return
     limit = deployment.sample_limit or CLAIM * settings.samples
     roster = Roster(Limits(settings.devices, limit, problem.data.classes, method.traits.needs_labels))
-    heard = replace(problem, data=HeardData(problem.data, roster))
-    grid, by_level = one_by_one(grid), settings.assign == "level"
-    with held(folder), assembled(settings, heard, method, folder) as simulator:
-        kept = kept_facts.begin(folder, deployment)
-        there = kept.devices or ()
+    reported = replace(problem, data=ReportedData(problem.data, roster))
+    grid, by_level = pull_one_by_one(grid), settings.assign == "level"
+    with hold_folder(folder), assembled(settings, reported, method, folder) as simulator:
+        start = begin(folder, deployment)
+        there = start.devices or ()
         wanted = len(there) or deployment.min_nodes or settings.devices
         roster.wait(grid, wanted, deployment.wait_seconds, there)
-        told = roster.fleet(simulator.fleet, keep_levels=by_level)
-        planner = plan(planned(settings, deployment), heard, told)
-        if kept.devices is None:
-            facts = {"devices": tuple(roster.online()), "deadline": planner.deadline}
-            kept = kept_facts.keep(folder, kept.model_copy(update=facts))
-        elif kept.deadline is not None:
-            # Nodes that came later are known now, and would have changed it.
-            planner = replace(planner, deadline=kept.deadline)
-        federation = replace(simulator, planner=planner, fleet=told, replays=kept.starts - 1)
+        fleet = roster.fleet(simulator.fleet, keep_levels=by_level)
+        planner = plan(without_transport(settings, deployment), reported, fleet)
+        if start.devices is None:
+            first = {"devices": tuple(roster.online()), "deadline": planner.deadline}
+            start = write_start(folder, start.model_copy(update=first))
+        elif start.deadline is not None:
+            # Nodes that joined later are known now, and would have changed it.
+            planner = replace(planner, deadline=start.deadline)
+        federation = replace(simulator, planner=planner, fleet=fleet, replays=start.starts - 1)
         with Journal(federation, folder) as journal:
-            strategy = MethodStrategy(federation, journal, roster, simulator.fleet, kept.run, deployment)
+            strategy = MethodStrategy(federation, journal, roster, simulator.fleet, start.run, deployment)
             left = settings.rounds - journal.progress.rounds
             strategy.start(grid, ArrayRecord(), num_rounds=left, timeout=strategy.deadline)
         journal.finish()
 
 
-def refuse_unseen(method: Method[Any, Any], name: str, problem: Problem) -> None:
-    """Refuse what the server would need devices' samples for, where only the nodes have them."""
-    if (
-        problem.model.structure.buffers
-        and method.traits.finds_statistics
-        and isinstance(problem.data, NodeData)
-    ):
+def check_problem(problem: Problem, settings: Settings, method: Method[Any, Any]) -> None:
+    """Refuse a problem that does not fit the run's settings or its method."""
+    data, name, traits = problem.data, settings.method, method.traits
+    records.check_target(settings.target, problem.objective.score_name)
+    if traits.needs_public and data.public is None:
+        raise SettingError(f"method = '{name}' is refused: the server's data has no public samples")
+    if data.devices != settings.devices:
+        raise SettingError(f"the data is spread over {data.devices} devices, not {settings.devices}")
+    if settings.optimizer == CUSTOM and problem.optimizer is None:
+        raise SettingError(
+            f"optimizer = '{CUSTOM}' is refused: the app's problem has no optimizer of its own "
+            "(allowed: sgd, adam, adamw)"
+        )
+    if settings.schedule == CUSTOM and problem.rate is None:
+        raise SettingError(
+            f"schedule = '{CUSTOM}' is refused: the app's problem has no learning rate of its own"
+        )
+    if problem.model.structure.buffers and traits.finds_statistics and isinstance(data, NodeData):
         raise SettingError(
             f"{name}.norm = 'static' is refused: BatchNorm statistics would be found on data that only the nodes "
             f"have (set {name}.norm=averaged or frozen)"
@@ -146,8 +157,8 @@ def refuse_unseen(method: Method[Any, Any], name: str, problem: Problem) -> None
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """The folder for this process alone; a ServerApp whose SuperLink was killed takes a while to let go of it."""
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Lock the folder. A ServerApp whose SuperLink was killed takes a while to release it, and is waited for."""
     end = time.monotonic() + HOLD_SECONDS
     with ExitStack() as stack:
         while True:
@@ -161,8 +172,8 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
-def planned(settings: Settings, deployment: Deployment) -> Settings:
-    """The settings that depths are fitted to: what of a real deadline is left for training."""
+def without_transport(settings: Settings, deployment: Deployment) -> Settings:
+    """The settings that depths are fitted to: with what of a real deadline is left for training."""
     if settings.deadline is None or not deployment.transport_seconds:
         return settings
     left = settings.deadline - deployment.transport_seconds

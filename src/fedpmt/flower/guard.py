@@ -1,7 +1,7 @@
-"""A process that outlives the one that started it by as long as it takes to stop what that one has left behind.
+"""A small process that stops what `fedpmt deploy` has started if `fedpmt deploy` itself is killed.
 
-`fedpmt deploy` writes the id of each process that it starts to its guard. The end of the pipe without a word before it
-says that the writer is no more, whatever ended it: nothing tells a program of its own SIGKILL.
+`fedpmt deploy` writes the id of each process that it starts to its guard's standard input. If the pipe ends before it
+has written `release`, it has died; a program is not told of its own SIGKILL, so another one must clean up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RELEASE = "release"
 
 
 class Guard:
-    """The side of the one that is watched over."""
+    """The guard as `fedpmt deploy` sees it."""
 
     def __init__(self) -> None:
         self._popen = subprocess.Popen(
@@ -36,17 +36,17 @@ class Guard:
         )
 
     def watch(self, process: int) -> None:
-        """Stop this one too, with all that it has started."""
-        self._say(str(process))
+        """Have this process stopped too, with everything that it starts."""
+        self._write(str(process))
 
     def release(self) -> None:
-        """Everything has been stopped; there is nothing left to do."""
-        self._say(RELEASE)
+        """Let the guard exit: everything has been stopped."""
+        self._write(RELEASE)
         if self._popen.stdin is not None:
             self._popen.stdin.close()
         self._popen.wait()
 
-    def _say(self, word: str) -> None:
+    def _write(self, word: str) -> None:
         assert self._popen.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._popen.stdin.write(f"{word}\n")
@@ -54,16 +54,16 @@ class Guard:
 
 
 def main(words: Iterable[str]) -> None:
-    """The guard's own side: listen until the pipe ends."""
+    """Run the guard: read process ids until the pipe ends, then stop those that are left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     watched: dict[int, str] = {}
     for line in words:
         if line.strip() == RELEASE:
             return
-        watched[int(line)] = begun(int(line))
-    # An id may be another's by now: only one that began when ours did is ours.
-    left = [process for process, time_ in watched.items() if time_ and begun(process) == time_]
+        watched[int(line)] = start_time(int(line))
+    # Ids are reused: a process that began at another time is not ours.
+    left = [process for process, began in watched.items() if began and start_time(process) == began]
     groups: set[int] = set().union(*(groups_below(process) for process in left))
     for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 0.0)):
         groups |= set().union(*(groups_below(process) for process in left if process in _running(left)))
@@ -75,8 +75,8 @@ def main(words: Iterable[str]) -> None:
             time.sleep(0.2)
 
 
-def begun(process: int) -> str:
-    """When a process began, empty where there is none."""
+def start_time(process: int) -> str:
+    """When a process was started; empty where there is no such process."""
     listed = subprocess.run(
         ["ps", "-o", "lstart=", "-p", str(process)], capture_output=True, text=True, check=False
     )
@@ -84,7 +84,7 @@ def begun(process: int) -> str:
 
 
 def _running(processes: Iterable[int]) -> list[int]:
-    return [process for process in processes if begun(process)]
+    return [process for process in processes if start_time(process)]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A SuperLink and SuperNodes on this machine, and runs submitted to them."""
+"""Start a SuperLink and SuperNodes on this machine, and submit runs to them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Tls:
 
 @dataclass
 class Loopback:
-    """Use it as a context: everything it started is stopped at its end.
+    """A federation on this machine. As a context manager it stops everything that it has started.
 
-    `folder` keeps the logs, Flower's own files and, with `database`, what lets a SuperLink be started again.
+    `folder` keeps the logs, Flower's own files and, with `database`, the state from which a SuperLink can be restarted.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class Loopback:
     link: Process | None = None
     nodes: list[Process] = field(default_factory=list)
     port: int = 0
-    guard: Guard | None = None  # while this is entered
+    guard: Guard | None = None  # inside the context
 
     def __enter__(self) -> Self:
         self.folder = self.folder.absolute()
@@ -64,25 +64,25 @@ class Loopback:
         self.stop()
 
     def stop(self) -> None:
-        """Stop what was started, nodes first."""
+        """Stop everything that was started, nodes first."""
         stop([one for one in (self.link, *self.nodes) if one is not None])
         if self.guard is not None:
             self.guard.release()
             self.guard = None
 
-    def _started(self, process: Process) -> Process:
+    def _guard(self, process: Process) -> Process:
         if self.guard is not None:
             self.guard.watch(process.id)
         return process
 
     @property
     def home(self) -> Path:
-        """Flower's own files, apart from the user's."""
+        """The folder of Flower's own files, apart from those of the user's Flower."""
         return self.folder / "flower"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Nothing is sent home, fetched or installed, and Ray stays on this machine."""
+        """The environment of all processes: no telemetry, no downloads, no installs, and Ray on loopback."""
         return {
             "FLWR_HOME": str(self.home),
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -94,7 +94,7 @@ class Loopback:
         }
 
     def start_link(self) -> Process:
-        """Start the SuperLink, or start it again on the same port and database."""
+        """Start the SuperLink, or restart it on the same port and database."""
         self.port = self.port or free_ports(1)[0]
         command = [program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--disable-runtime-dependency-installation"]
@@ -112,7 +112,7 @@ class Loopback:
         head = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]'
         write_atomically(self.home / "config.toml", "\n".join([head, *lines, ""]).encode())
         log = self.folder / "superlink.log"
-        self.link = self._started(Process("SuperLink", command, log, self.environment))
+        self.link = self._guard(Process("SuperLink", command, log, self.environment))
         wait_for_port(self.link, self.port)
         return self.link
 
@@ -137,16 +137,16 @@ class Loopback:
         command += ["--auth-supernode-private-key", str(key)] if key else []
         log = self.folder / f"supernode-{number}.log"
         node = Process(f"SuperNode {number}", command, log, {**self.environment, **(environment or {})})
-        self.nodes.append(self._started(node))
+        self.nodes.append(self._guard(node))
         return node
 
-    def _look(self) -> None:
+    def _track(self) -> None:
         for process in (self.link, *self.nodes):
             if process is not None:
-                process.look()
+                process.track()
 
     def register(self, public_key: Path) -> None:
-        """Let the node with this key take part."""
+        """Register a node's key, so that the node may take part."""
         self.flwr("supernode", "register", str(public_key), CONNECTION)
 
     def submit(
@@ -155,25 +155,25 @@ class Loopback:
         run_config: Mapping[str, Any] | None = None,
         federation_config: Mapping[str, Any] | None = None,
     ) -> int:
-        """Start a run of an app folder, and say its id; `federation_config` is for a simulation."""
+        """Start a run of an app folder and return its id; `federation_config` is for a simulation."""
         arguments = ["run", str(app.absolute()), CONNECTION, "--format", "json"]
         for flag, changes in (("--run-config", run_config), ("--federation-config", federation_config)):
             if changes:
                 arguments += [flag, " ".join(f"{key}={toml(value)}" for key, value in changes.items())]
         run = int(self.flwr(*arguments)["run-id"])
-        self._look()
+        self._track()
         return run
 
     def status(self, run: int) -> str:
-        """How a run is doing, as Flower says it: `running`, `finished:completed`, `finished:failed`, ..."""
-        self._look()
+        """Flower's status of a run: `running`, `finished:completed`, `finished:failed`, ..."""
+        self._track()
         found: str = self.flwr("list", CONNECTION, "--run-id", str(run), "--format", "json")["runs"][0][
             "status"
         ]
         return found
 
     def wait(self, run: int, seconds: float) -> str:
-        """Until a run has ended, or the time has; its status then."""
+        """Wait for the end of a run, at most this long, and return its status."""
         end = time.monotonic() + seconds
         while True:
             status = self.status(run)
@@ -182,17 +182,17 @@ class Loopback:
             time.sleep(3.0)
 
     def log(self, run: int) -> str:
-        """What a run's ServerApp has written so far."""
+        """The log of a run's ServerApp so far."""
         return self._run("log", str(run), CONNECTION, "--show").stdout
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """One of Flower's own commands; the JSON it prints, where it prints some."""
+        """Run one of Flower's own commands and return the JSON that it prints, if any."""
         done = self._run(*arguments)
         start = done.stdout.find("{")
         answer: dict[str, Any] = json.JSONDecoder().raw_decode(done.stdout[start:])[0] if start >= 0 else {}
         if done.returncode != 0 or answer.get("success") is False:
-            said = " ".join((answer.get("error-message") or done.stderr or done.stdout).split())
-            raise SettingError(f"flwr {arguments[0]} failed: {said[-300:]}")
+            reason = " ".join((answer.get("error-message") or done.stderr or done.stdout).split())
+            raise SettingError(f"flwr {arguments[0]} failed: {reason[-300:]}")
         return answer
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -208,7 +208,7 @@ class Loopback:
 
 
 def node_configs(count: int, folder: Path, speeds: Sequence[float] | None = None) -> list[dict[str, Any]]:
-    """The node configs of so many devices, each with a state folder of its own."""
+    """Make the node configs of this many devices, each with a state folder of its own."""
     configs: list[dict[str, Any]] = [
         {
             "partition-id": device,

@@ -1,19 +1,68 @@
-"""Data that only a node has: the server tests the model and never sees a training sample."""
+"""Data that only the nodes have: the server tests the model and never sees a training sample."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedpmt.data.base import FederatedData, count_labels
+from fedpmt.data.datasets import from_arrays
+from fedpmt.models.layered import layered
+from fedpmt.simulation.problem import Problem
+from fedpmt.training.batches import placed
+from fedpmt.training.objective import make_objective
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    import numpy as np
+    from torch import nn
 
     from fedpmt.flower.roster import Roster
-    from fedpmt.types import Examples
+    from fedpmt.settings import Settings
+    from fedpmt.training.objective import Loss, Metric
+    from fedpmt.training.optimizers import Optimizer
+    from fedpmt.types import Arrays, Examples
+
+
+def node_problem(
+    settings: Settings,
+    model: nn.Module,
+    *,
+    test: tuple[Arrays, Arrays],
+    shard: Callable[[int], tuple[Arrays, Arrays]],
+    layers: Sequence[str] | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
+    maximize: bool = True,
+    optimizer: Optimizer | None = None,
+    rate: Callable[[int], float] | None = None,
+) -> Problem:
+    """Make a problem for `apps` from your own model and data that only the nodes have.
+
+    Args:
+        settings: The run's.
+        model: Training starts from the weights that it has on the server.
+        test: Inputs and targets that the server tests on.
+        shard: Loads the inputs and targets of a device; it is called on that device's node alone.
+        layers: Names of the model's layers, where they are not plain to see.
+        loss: The mean loss of outputs and targets; cross-entropy where it is not given.
+        metric: A score for each sample, or {"mse": function} to name it; accuracy where it is not given.
+        maximize: Whether a higher score is better.
+        optimizer: The optimizer on devices, in place of the settings', e.g. `Custom(make)` for one of torch's.
+        rate: The learning rate of a round, in place of the settings'.
+    """
+    tested = from_arrays(test, test)
+
+    def examples(device: int) -> Examples:
+        return from_arrays(shard(device), test).train
+
+    data = NodeData(tested.test, examples, settings.devices, tested.classes)
+    example = placed(tested.test.take(np.arange(2) % len(tested.test))).inputs
+    objective = make_objective(loss, metric, maximize=maximize)
+    net = layered(model, layers=layers, example=example)
+    return Problem(net, data, objective, optimizer=optimizer, rate=rate)
 
 
 class NodeData(FederatedData):
@@ -30,16 +79,16 @@ class NodeData(FederatedData):
         return len(self.shard(device))
 
     def shard(self, device: int) -> Examples:
-        """The device's samples; only the node itself can ask."""
+        """The device's samples; only its own node can load them."""
         return self._load(device)
 
     def label_counts(self, device: int) -> np.ndarray | None:
-        """Samples per class of the device."""
+        """How many samples of each class the device holds."""
         return count_labels(self.shard(device).targets, self.classes)
 
 
-class HeardData(FederatedData):
-    """What the server knows of the devices' data: what their nodes have told."""
+class ReportedData(FederatedData):
+    """What the server knows of the devices' data: what their nodes have reported."""
 
     def __init__(self, data: FederatedData, roster: Roster) -> None:
         self.name, self.test, self.devices, self.classes = data.name, data.test, data.devices, data.classes
@@ -47,15 +96,15 @@ class HeardData(FederatedData):
         self._data, self._roster = data, roster
 
     def samples(self, device: int) -> int:
-        """As its node said."""
+        """How many samples the device's node has reported."""
         return self._roster.of(device).samples
 
     def label_counts(self, device: int) -> np.ndarray | None:
-        """As its node said, where there is one and it was asked."""
+        """How many samples of each class its node has reported; None where it was not asked."""
         return self._roster.of(device).label_counts if self._roster.knows(device) else None
 
     def shard(self, device: int) -> Examples:
-        """Only where the server has a copy, as with data that it dealt itself."""
+        """The device's samples, where the server has a copy of them, as of a task that comes with fedpmt."""
         if isinstance(self._data, NodeData):
             raise SettingError("this method needs devices' data on the server, which only the nodes have")
         return self._data.shard(device)

@@ -1,8 +1,8 @@
-"""A Part as it travels: small beside the tensors, and the same object again on the other side. Loads no torch.
+"""Encode a Part compactly, and decode it on the other side. Loads no torch.
 
-Both sides know the model, so a selection is a code in the order of its tensors: 0 is absent, 1 is whole, a list names
-for each axis the list of its positions (-1 keeps the axis), and one number in braces is a mask. Lists of positions
-travel once, as bounds where they are a range and as one bit per position elsewhere.
+Both sides know the model, so selections are a list of codes in the order of its tensors: 0 for absent, 1 for whole, a
+list with the number of a list of positions for each axis (-1 for the whole axis), or the number of a mask. Lists of
+positions travel once, as bounds where they are a range, else as one bit per position.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ABSENT, ALL, KEPT = 0, 1, -1
 
 
 def encode_parts(parts: Sequence[Part], structure: Structure) -> tuple[str, list[bytes]]:
-    """The parts on offer as text, and the lists of positions that it refers to."""
+    """Encode the parts on offer as text, and the lists of positions that it refers to."""
     lists: dict[bytes, int] = {}
 
-    def listed(data: bytes) -> int:
+    def number(data: bytes) -> int:
         return lists.setdefault(data, len(lists))
 
     def code(name: str, selections: Mapping[str, Selection]) -> Any:
@@ -36,9 +36,9 @@ def encode_parts(parts: Sequence[Part], structure: Structure) -> tuple[str, list
         if isinstance(selection, Whole):
             return ALL
         if isinstance(selection, Mask):
-            return {"mask": listed(_packed(selection.bits.reshape(-1)))}
+            return {"mask": number(_pack(selection.bits.reshape(-1)))}
         pairs = zip(selection.axes, shape, strict=True)
-        return [KEPT if kept is None else listed(_positions(kept, full)) for kept, full in pairs]
+        return [KEPT if kept is None else number(_positions(kept, full)) for kept, full in pairs]
 
     def codes(selections: Mapping[str, Selection]) -> Any:
         found = [code(name, selections) for name in structure.tensors]
@@ -60,16 +60,16 @@ def encode_parts(parts: Sequence[Part], structure: Structure) -> tuple[str, list
 
 
 def decode_parts(text: str, lists: Sequence[bytes], structure: Structure) -> tuple[Part, ...]:
-    """The parts that `encode_parts` was given; equal selections become one object, as they were."""
+    """Decode what `encode_parts` returned; equal selections of a tensor become one object, as they were."""
     axes: dict[tuple[int, int], np.ndarray] = {}
     seen: dict[str, Selection] = {}
 
-    def axis(number: int, full: int) -> np.ndarray | None:
-        if number == KEPT:
+    def axis(place: int, full: int) -> np.ndarray | None:
+        if place == KEPT:
             return None
-        if (number, full) not in axes:
-            axes[number, full] = _read_positions(lists[number], full)
-        return axes[number, full]
+        if (place, full) not in axes:
+            axes[place, full] = _read_positions(lists[place], full)
+        return axes[place, full]
 
     def selection(found: Any, name: str) -> Selection:
         shape = structure.shapes[name]
@@ -82,7 +82,7 @@ def decode_parts(text: str, lists: Sequence[bytes], structure: Structure) -> tup
                 seen[key] = Mask(bits.astype(bool).reshape(shape))
             else:
                 seen[key] = Indices(
-                    tuple(axis(number, full) for number, full in zip(found, shape, strict=True))
+                    tuple(axis(place, full) for place, full in zip(found, shape, strict=True))
                 )
         return seen[key]
 
@@ -109,7 +109,7 @@ RANGE, BITS = b"r", b"b"
 
 
 def _positions(kept: np.ndarray, full: int) -> bytes:
-    """Positions along an axis, in order.
+    """Encode positions along an axis, which must rise.
 
     >>> len(_positions(np.arange(3, 700), 1000)), len(_positions(np.array([0, 2, 5]), 1000))
     (9, 126)
@@ -120,7 +120,7 @@ def _positions(kept: np.ndarray, full: int) -> bytes:
     bits[kept] = True
     if not np.array_equal(np.flatnonzero(bits), kept):
         raise ValueError("positions along an axis must rise")
-    return BITS + _packed(bits)
+    return BITS + _pack(bits)
 
 
 def _read_positions(data: bytes, full: int) -> np.ndarray:
@@ -130,5 +130,5 @@ def _read_positions(data: bytes, full: int) -> np.ndarray:
     return np.flatnonzero(np.unpackbits(np.frombuffer(data[1:], np.uint8), count=full))
 
 
-def _packed(bits: np.ndarray) -> bytes:
+def _pack(bits: np.ndarray) -> bytes:
     return np.packbits(bits).tobytes()

@@ -1,4 +1,4 @@
-"""Processes that are stopped with everything they started; `guard.py` sees to it after a SIGKILL."""
+"""Processes that are stopped together with everything they started; after a SIGKILL `guard.py` does that."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READY_SECONDS = 60.0
 
 
 class Process:
-    """A program in a session of its own, its output in a file."""
+    """A program that runs in a session of its own and writes its output to a file."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name, self.log = name, log
@@ -41,42 +41,42 @@ class Process:
 
     @property
     def id(self) -> int:
-        """The process, and the group of all that it starts."""
+        """The id of the process, and of its process group."""
         return self._popen.pid
 
     def code(self) -> int | None:
-        """How it ended; None while it runs."""
+        """The exit code; None while it runs."""
         return self._popen.poll()
 
-    def look(self) -> None:
-        """Remember the process groups of all that it has started: what outlives its parent can't be found by it."""
+    def track(self) -> None:
+        """Remember the process groups of its descendants, which cannot be found once their parents have ended."""
         self._groups |= groups_below(self.id) if self.code() is None else set()
 
     def send(self, number: int) -> None:
-        """A signal to the process and all that it has started."""
-        self.look()
+        """Send a signal to the process and everything that it has started."""
+        self.track()
         for group in (self.id, *self._groups):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, number)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended by then."""
+        """Wait for its end; whether it has ended in that time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(seconds)
         return self.code() is not None
 
     def kill(self) -> None:
-        """At once, with all that it has started."""
+        """Kill it at once, with everything that it has started."""
         self.send(signal.SIGKILL)
         self._popen.wait()
 
     def tail(self, lines: int = 15) -> str:
-        """The last lines it wrote."""
+        """The last lines of its output."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
 def groups_below(root: int) -> set[int]:
-    """The process groups of a process and everything below it; Flower puts some of it into sessions of their own."""
+    """The process groups of a process and its descendants, some of which Flower puts into sessions of their own."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,pgid="], capture_output=True, text=True, check=False)
     rows = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
     found, groups = {root}, {root}
@@ -92,7 +92,7 @@ def groups_below(root: int) -> set[int]:
 
 
 def environment_of(changes: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment with changes; it holds in any folder, and where nobody has activated it."""
+    """This process's environment with changes. It works in any folder, and in a venv that is not activated."""
     environment = {**os.environ, **changes}
     # Flower starts programs of its own by their bare names.
     beside = str(Path(sys.executable).parent.absolute())
@@ -106,23 +106,23 @@ def environment_of(changes: Mapping[str, str]) -> dict[str, str]:
 
 
 def stop(processes: Sequence[Process]) -> None:
-    """All of them, last started first: asked to leave, then made to."""
+    """Stop processes, last started first: by SIGTERM, then by SIGKILL."""
     running = [process for process in reversed(processes) if process.code() is None]
     for process in running:
-        process.look()
+        process.track()
     for process in running:
         process.send(signal.SIGTERM)
     end = time.monotonic() + STOP_SECONDS
     for process in running:
         process.wait(max(0.0, end - time.monotonic()))
     for process in processes:
-        # What a program has started may outlive it: the group is still there then.
+        # What a program has started may outlive it; its group is still there then.
         process.send(signal.SIGKILL)
         process.wait(STOP_SECONDS)
 
 
 def program(name: str) -> str:
-    """A program of the environment that this one runs in."""
+    """The path of a program of the environment that this one runs in."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -131,7 +131,7 @@ def program(name: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody uses now."""
+    """Find ports of the loopback interface that are free now."""
     with contextlib.ExitStack() as stack:
         ports = []
         for _ in range(count):
@@ -142,7 +142,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_for_port(process: Process, port: int) -> None:
-    """Until a process listens there."""
+    """Wait until a process listens on this port."""
     end = time.monotonic() + READY_SECONDS
     while time.monotonic() < end and process.code() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):

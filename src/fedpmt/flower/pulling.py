@@ -1,7 +1,7 @@
-"""Replies of a deployment, pulled one by one: one that Flower cannot put together is its node's, and costs no other.
+"""Pull a deployment's replies one by one, so that a reply that Flower cannot decode costs only its own node.
 
-A reply comes in pieces that the SuperLink does not look into. Flower's grid puts all that are there together in one go,
-and takes them off the SuperLink before it has: a single bad piece would end the run, and lose the replies beside it.
+The SuperLink stores a reply in pieces and does not look into them. Flower's grid decodes all replies at once, after it
+has removed them from the SuperLink: a single bad piece would end the run, and lose the other replies too.
 """
 
 from __future__ import annotations
@@ -26,34 +26,33 @@ if TYPE_CHECKING:
     Pull = Callable[[Iterable[str]], Iterable[Message]]
 
 
-def one_by_one(grid: Grid) -> Grid:
-    """The same grid; that of a simulation hands over objects, and is left as it is."""
+def pull_one_by_one(grid: Grid) -> Grid:
+    """Change a deployment's grid in place; the grid of a simulation passes objects, and stays as it is."""
     if isinstance(grid, HttpGrid):
         # Its own loop for sending and receiving calls this.
-        grid.pull_messages = partial(_pulled, grid.pull_messages)  # type: ignore[method-assign]
+        grid.pull_messages = partial(_pull_each, grid.pull_messages)  # type: ignore[method-assign]
     return grid
 
 
-def _pulled(pull: Pull, message_ids: Iterable[str]) -> list[Message]:
-    return [reply for asked in list(message_ids) for reply in _replies(pull, asked)]
+def _pull_each(pull: Pull, message_ids: Iterable[str]) -> list[Message]:
+    return [reply for asked in list(message_ids) for reply in _pull(pull, asked)]
 
 
-def _replies(pull: Pull, asked: str) -> list[Message]:
-    """What there is in reply to one message."""
+def _pull(pull: Pull, asked: str) -> list[Message]:
+    """The replies to one message: none yet, or one."""
     try:
         replies = list(pull([asked]))
-    except (httpx.HTTPError, OSError):  # the SuperLink's, and no node's
+    except (httpx.HTTPError, OSError):  # the SuperLink's fault, not a node's
         raise
     except Exception as error:
-        return [_unreadable(asked, f"its reply cannot be read: {type(error).__name__}: {error}")]
-    # The envelope is the node's own as well: it may name another message than the one that it answers.
+        return [_make_error(asked, f"its reply cannot be read: {type(error).__name__}: {error}")]
+    # The node wrote the envelope too: it may name another message than the one it was sent.
     if any(reply.metadata.reply_to_message_id != asked for reply in replies):
-        return [_unreadable(asked, "its reply names a message that it did not get")]
+        return [_make_error(asked, "its reply names a message that it did not get")]
     return replies
 
 
-def _unreadable(asked: str, reason: str) -> Message:
-    """What stands in the place of such a reply."""
+def _make_error(asked: str, reason: str) -> Message:
     metadata = Metadata(
         run_id=0,
         message_id="",

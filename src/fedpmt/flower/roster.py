@@ -1,6 +1,6 @@
-"""Which node is which device, and what it says of itself: asked of each node that is new, or that has gone wrong.
+"""Which node is which device, and what it says of itself. Nodes are asked when they are new or have gone wrong.
 
-Flower's node ids are random, so whoever wants the same run twice goes by the partition id of the node config.
+Flower's node ids are random. A run can only be repeated if devices go by the partition id of the node config.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, MessageType, RecordDict
 from flwr.common.logger import log
 
 from fedpmt.devices.fleet import SLOWEST, grouped
-from fedpmt.flower.answers import RefusedError, no_answer, reading
+from fedpmt.flower.answers import RefusedError, ask
 from fedpmt.flower.wire import NODE
 from fedpmt.types import SettingError
 
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
     from fedpmt.devices.fleet import Fleet
-    from fedpmt.flower.answers import Loss
 
 ANSWER_SECONDS = 60.0
-"""How long a new node has to say who it is; Flower itself takes six to nine seconds."""
+"""How long a node has to say who it is; Flower itself takes six to nine seconds."""
 
 AGAIN_SECONDS = 10 * ANSWER_SECONDS
-"""When a node is asked again that could not say who it is."""
+"""After this time a node that could not say who it is is asked again."""
 
 POLL_SECONDS = 1.0
 
@@ -51,7 +50,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a node may say."""
+    """What is accepted of a node's description of itself."""
 
     devices: int
     samples: int
@@ -67,14 +66,14 @@ class Inquiry:
     due: float = math.inf  # never, once it has answered
     silences: int = 0  # in a row
 
-    def silent(self, now: float) -> Inquiry:
-        """No answer: it is asked again at once, and then less and less often, for each time it holds up everybody."""
+    def postpone(self, now: float) -> Inquiry:
+        """Ask a silent node again at once, and then less and less often: each time, everybody waits for it."""
         pause = min(AGAIN_SECONDS, ANSWER_SECONDS * (2 ** min(self.silences, 10) - 1))
         return Inquiry(now, now + pause, self.silences + 1)
 
 
 class Roster:
-    """The nodes that are there, by device."""
+    """The nodes of a run, by device."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -87,7 +86,7 @@ class Roster:
         return self._nodes[device]
 
     def knows(self, device: int) -> bool:
-        """Whether a node has ever spoken for this device."""
+        """Whether a node has ever described itself as this device."""
         return device in self._nodes
 
     def online(self) -> list[int]:
@@ -95,15 +94,25 @@ class Roster:
         return sorted(device for device, node in self._nodes.items() if node.id in self._online)
 
     def doubt(self, device: int) -> None:
-        """It has failed, or was refused: its node may have been started anew, as another device or with other data."""
+        """Ask a device's node anew, since it has failed or was refused: it may have been restarted with other data."""
         node = self._nodes[device].id
         if node in self._inquiries:
             last = self._inquiries[node]
             self._inquiries[node] = replace(last, due=min(last.due, last.asked + ANSWER_SECONDS))
 
     def wait(self, grid: Grid, wanted: int, seconds: float, devices: Collection[int] = ()) -> None:
-        """Until so many are there, and these among them; or until this much time has passed and somebody is."""
-        end, told = time.monotonic() + seconds, -1
+        """Wait until enough devices are online, and these among them.
+
+        Args:
+            grid: Where the nodes are.
+            wanted: How many devices are enough.
+            seconds: How long to wait; then those that are online begin without the others.
+            devices: Devices that must be among them.
+
+        Raises:
+            SettingError: No device is online after that time.
+        """
+        end, shown = time.monotonic() + seconds, -1
         while True:
             self.refresh(grid)
             online = self.online()
@@ -115,73 +124,50 @@ class Roster:
                     log(WARNING, "%s of %s devices are there; they begin", there, wanted)
                     return
                 raise SettingError(f"no device is there after {seconds:g} seconds (wait-seconds)")
-            if there != told:
+            if there != shown:
                 log(INFO, "waiting for devices: %s of %s are there", there, wanted)
-                told = there
+                shown = there
             time.sleep(POLL_SECONDS)
 
     def refresh(self, grid: Grid) -> None:
-        """See who is there, and ask those that are new who they are."""
+        """Find out which nodes are online, and ask new ones who they are."""
         self._online = frozenset(grid.get_node_ids())
-        # Who has been away may have come back as somebody else.
+        # A node that was away may have come back as another device.
         self._inquiries = {node: one for node, one in self._inquiries.items() if node in self._online}
         now = time.monotonic()
         settled = {node for node, one in self._inquiries.items() if one.due > now}
-        new = sorted(self._online - settled)
-        if not new:
-            return
-        question = ConfigRecord({"labels": self.limits.labels})
-        messages = [
-            Message(
-                RecordDict({NODE: question}),
-                dst_node_id=node,
-                message_type=MessageType.QUERY,
-                ttl=ANSWER_SECONDS,
-            )
-            for node in new
-        ]
-        replies = list(grid.send_and_receive(messages, timeout=ANSWER_SECONDS))
-        answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        question = RecordDict({NODE: ConfigRecord({"labels": self.limits.labels})})
+        questions = dict.fromkeys(sorted(self._online - settled), question)
+        found, missing = ask(grid, MessageType.QUERY, questions, ANSWER_SECONDS, self._read)
         now = time.monotonic()
-        for node, message in zip(new, messages, strict=True):
-            loss = self._heard(node, answers.get(message.metadata.message_id))
-            if loss is None:
-                self._inquiries[node] = Inquiry(now)
-                continue
-            log(WARNING, "node %s has not said who it is: %s", node, loss[1])
-            before = self._inquiries.get(node, Inquiry(now))
-            self._inquiries[node] = (
-                before.silent(now) if loss[0] == "late" else Inquiry(now, now + AGAIN_SECONDS)
-            )
+        for node, said in found.items():
+            self._enter(said)
+            self._inquiries[node] = Inquiry(now)
+        for node, (outcome, reason) in missing.items():
+            log(WARNING, "node %s has not said who it is: %s", node, reason)
+            if outcome == "late":
+                self._inquiries[node] = self._inquiries.get(node, Inquiry(now)).postpone(now)
+            else:
+                self._inquiries[node] = Inquiry(now, now + AGAIN_SECONDS)
 
-    def _heard(self, node: int, answer: Message | None) -> Loss | None:
-        """Take over what a node says of itself, or say why not."""
-        loss = no_answer(answer, ANSWER_SECONDS, node)
-        if loss is not None:
-            return loss
-        assert answer is not None
-        try:
-            with reading("what it says of itself"):
-                self._enter(described(node, answer.content.config_records[NODE], self.limits))
-        except RefusedError as error:
-            return "refused", str(error)
-        return None
+    def _read(self, node: int, content: RecordDict) -> Node:
+        return parse_node(node, content.config_records[NODE], self.limits)
 
     def _enter(self, node: Node) -> None:
         before = self._nodes.get(node.device)
         if before is not None and before.id != node.id:
             log(WARNING, "device %s: node %s takes the place of node %s", node.device, node.id, before.id)
-        # A node is one device: what it was before its restart it is no more.
+        # A node is one device: after a restart it may be another one than before.
         self._nodes = {device: other for device, other in self._nodes.items() if other.id != node.id}
         self._nodes[node.device] = node
 
     def fleet(self, fleet: Fleet, *, keep_levels: bool = False) -> Fleet:
-        """The fleet with what nodes say of themselves, and with those that cannot be reached left out of draws.
+        """Put what nodes say of themselves into a fleet; devices that are not online are never drawn.
 
-        Levels are found anew by what nodes say of their speeds, unless each level has its depth: those are kept.
+        Levels are found anew from the speeds that nodes state; with `keep_levels` they stay, since each has its depth.
         """
-        speeds = self._told(fleet.speeds, lambda node: node.speed)
-        memories = self._told(
+        speeds = self._override(fleet.speeds, lambda node: node.speed)
+        memories = self._override(
             np.full(len(fleet), math.inf) if fleet.memories is None else fleet.memories,
             lambda node: node.memory,
         )
@@ -195,17 +181,18 @@ class Roster:
         there = np.isin(np.arange(len(fleet)), self.online())
         return replace(fleet, availabilities=None if there.all() else there.astype(float))
 
-    def _told(self, values: np.ndarray, of: Callable[[Node], float | None]) -> np.ndarray | None:
-        told = {device: of(node) for device, node in self._nodes.items() if of(node) is not None}
-        if not told:
+    def _override(self, values: np.ndarray, of: Callable[[Node], float | None]) -> np.ndarray | None:
+        """The values with those that nodes state in their places; None where no node states one."""
+        stated = {device: of(node) for device, node in self._nodes.items() if of(node) is not None}
+        if not stated:
             return None
         values = values.copy()
-        values[list(told)] = list(told.values())
+        values[list(stated)] = list(stated.values())
         return values
 
 
-def described(node: int, said: Mapping[str, Any], limits: Limits) -> Node:
-    """A node from its own words; what cannot be is refused."""
+def parse_node(node: int, said: Mapping[str, Any], limits: Limits) -> Node:
+    """Read how a node describes itself. Raises `RefusedError` where that cannot be right."""
     device, samples = _whole("partition-id", said["device"]), _whole("samples", said["samples"])
     if not 0 <= device < limits.devices:
         raise RefusedError(f"partition-id = {device} is not one of {limits.devices} devices")

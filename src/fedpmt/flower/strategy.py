@@ -1,4 +1,4 @@
-"""The one strategy for all methods: it opens and closes the simulator's rounds, and Flower carries what is between."""
+"""The one strategy for all methods: the simulator opens and closes rounds, and Flower carries tasks and replies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
 
-from fedpmt.flower.answers import RefusedError, no_answer, reading
+from fedpmt.flower.answers import RefusedError, check_answer, reading
 from fedpmt.flower.checks import Inspector
 from fedpmt.flower.collect import InClear, SumError
 from fedpmt.flower.wire import Order
@@ -36,17 +36,21 @@ if TYPE_CHECKING:
     from fedpmt.training.messages import Reply
 
 NO_DEADLINE = 3600.0
-"""Seconds to wait for a round's replies where no deadline is set; a node that is lost is noticed within one minute."""
+"""Seconds to wait for a round's replies where no deadline is set; Flower notices a lost node within one minute."""
 
 TRAIN_SECONDS = 10.0
-"""With less than this left of a round, or than a quarter of a short one, no task is sent: Flower itself takes six to
-nine. Nor does a message live shorter: one whose time is over when it is pushed takes those beside it along."""
+"""With less than this left of a round, or less than a quarter of a short one, no task is sent: Flower itself takes six
+to nine seconds. It is also the shortest lifetime of a message: one that has expired when it is pushed would make the
+push of all others fail too."""
 
 NO_TIME = "no time left for training"
 
+Judgement = tuple["Outcome", str, "Reply | None"]
+"""What became of a device's answer, why, and the reply if it counts."""
+
 
 class MethodStrategy(Strategy):
-    """Any method on Flower. A round's tasks come from its `assign`, its replies go into its `fold`."""
+    """Runs any method: the tasks of a round come from its `assign`, and the replies go into its `fold`."""
 
     def __init__(
         self,
@@ -63,17 +67,17 @@ class MethodStrategy(Strategy):
         self._fleet = fleet  # as the settings have it
         self._collector: Collector = InClear(Inspector(federation, deployment.update_limit))
         if deployment.secagg:
-            from fedpmt.flower.sealed import Sealed
+            from fedpmt.flower.secure.sealed import Sealed
 
             self._collector = Sealed(federation, roster, deployment)
         self._round: Round | None = None
-        self._asked: list[Assignment] = []
+        self._assignments: list[Assignment] = []
         self._sent: dict[int, Metadata] = {}  # by device; Flower writes the message's id into it
         self._begun = 0.0
         self._grid: Grid | None = None
 
     def summary(self) -> None:
-        """Say what runs."""
+        """Log what runs."""
         settings = self.federation.settings
         log(INFO, "\t├──> %s, seed %s, run %s", settings.method, settings.seed, self.run)
         log(INFO, "\t└──> rounds done: %s of %s", self.journal.progress.rounds, settings.rounds)
@@ -81,7 +85,7 @@ class MethodStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Who is asked for what. A run that has stopped early asks nobody in the rounds that are left."""
+        """Make the round's tasks. A run that has stopped early has none in the rounds that are left."""
         self._round = None
         if self.journal.stopped is not None:
             return []
@@ -91,10 +95,11 @@ class MethodStrategy(Strategy):
         by_level = self.federation.settings.assign == "level"
         fleet = self.roster.fleet(self._fleet, keep_levels=by_level)
         federation = replace(self.federation, fleet=fleet)
-        self._round, asked = federation.open(progress, reachable=set(self.roster.online()))
+        self._round, assignments = federation.open(progress, reachable=set(self.roster.online()))
         self._begun, self._grid = time.monotonic(), grid
-        self._asked = self._collector.prepare(grid, asked, self._left)
-        able = [one for one in self._asked if one.able and one.device.id not in self._collector.lost]
+        self._assignments = self._collector.prepare(grid, assignments, self._left)
+        missing = self._collector.missing
+        able = [one for one in self._assignments if one.able and one.device.id not in missing]
         if self._left() < min(TRAIN_SECONDS, self.deadline / 4):
             able = []
         messages = [self._message(one) for one in able]
@@ -119,35 +124,33 @@ class MethodStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Look at each reply, fold those that hold in device order, and write down the round."""
+        """Check the replies, fold those that are accepted in device order, and write down the round."""
         if self._round is None or self._grid is None:
             return None, None
         seconds = time.monotonic() - self._begun
         answers = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        judged = [self._judge(one, self._answer(one, answers)) for one in self._asked]
-        for one, (outcome, _, _) in zip(self._asked, judged, strict=True):
+        judged = [self._judge(one, self._answer(one, answers)) for one in self._assignments]
+        for one, (outcome, _, _) in zip(self._assignments, judged, strict=True):
             if one.able and outcome in ("failed", "refused"):
                 self.roster.doubt(one.device.id)
         try:
-            good = self._collector.replies(self._grid, [found for _, _, found in judged if found is not None])
+            accepted = self._collector.replies(
+                self._grid, [reply for _, _, reply in judged if reply is not None]
+            )
         except SumError as error:
             judged = [one if one[2] is None else ("failed", str(error), None) for one in judged]
-            good = []
-        asked: list[Assignment] = []
-        for one, (outcome, reason, found) in zip(self._asked, judged, strict=True):
-            if found is None:
-                node = self.roster.of(one.device.id).id
-                said = (self._round.index + 1, one.device.id, node, outcome, reason)
-                log(WARNING, "round %s: device %s (node %s) %s: %s", *said)
-                asked.append(replace(one, seconds=seconds if one.able else 0.0, reason=reason))
-                continue
-            done = account(self.federation, one.device, one.task, found.part, one.samples, one.plan)
-            asked.append(self._collector.priced(replace(done, seconds=found.seconds, transfer=0.0)))
+            accepted = []
+        assignments = [
+            self._account(one, judgement, seconds)
+            for one, judgement in zip(self._assignments, judged, strict=True)
+        ]
         verdict = Verdict(tuple(outcome for outcome, _, _ in judged), time.monotonic() - self._begun)
-        progress, record = self.federation.close(self.journal.progress, self._round, asked, verdict, good)
-        record = self.journal.add(progress, self._collector.noted(record))
+        progress, record = self.federation.close(
+            self.journal.progress, self._round, assignments, verdict, accepted
+        )
+        record = self.journal.add(progress, self._collector.annotate(record))
         self._round = None
-        shown = {"replies": sum(found is not None for _, _, found in judged), "asked": len(asked)}
+        shown = {"replies": sum(reply is not None for _, _, reply in judged), "asked": len(assignments)}
         score = {} if record.score is None else {record.score_name: record.score}
         return None, MetricRecord({**shown, **score})
 
@@ -155,18 +158,18 @@ class MethodStrategy(Strategy):
         sent = self._sent.get(one.device.id)
         return None if sent is None else answers.get(sent.message_id)
 
-    def _judge(self, one: Assignment, message: Message | None) -> tuple[Outcome, str, Reply | None]:
-        """What becomes of one device's answer, and why."""
+    def _judge(self, one: Assignment, message: Message | None) -> Judgement:
+        """Decide what becomes of one device's answer, and why."""
         if not one.able:
             return "failed", "its part does not fit into its memory", None
         device = one.device.id
-        if device in self._collector.lost:
-            return *self._collector.lost[device], None
+        if device in self._collector.missing:
+            return *self._collector.missing[device], None
         if device not in self._sent:
             return "late", NO_TIME, None
-        loss = no_answer(message, self.deadline, self._sent[device].dst_node_id)
-        if loss is not None:
-            return *loss, None
+        absent = check_answer(message, self.deadline, self._sent[device].dst_node_id)
+        if absent is not None:
+            return *absent, None
         assert message is not None
         try:
             with reading("it"):
@@ -174,12 +177,23 @@ class MethodStrategy(Strategy):
         except RefusedError as error:
             return "refused", str(error), None
 
+    def _account(self, one: Assignment, judgement: Judgement, seconds: float) -> Assignment:
+        """The assignment with the part that was really trained and the time it took; or why there is no reply."""
+        outcome, reason, reply = judgement
+        if reply is not None:
+            done = account(self.federation, one.device, one.task, reply.part, one.samples, one.plan)
+            return self._collector.adjust(replace(done, seconds=reply.seconds, transfer=0.0))
+        device, node = one.device.id, self.roster.of(one.device.id).id
+        number = self.journal.progress.rounds + 1
+        log(WARNING, "round %s: device %s (node %s) %s: %s", number, device, node, outcome, reason)
+        return replace(one, seconds=seconds if one.able else 0.0, reason=reason)
+
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nobody: the server evaluates on its own test set when a round is closed."""
+        """Ask nobody: the server evaluates on its own test set when a round is closed."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Nothing came back."""
+        """Nobody was asked."""
         return None

@@ -1,4 +1,4 @@
-"""Tasks and replies as Flower's records: tensors by group, and one config record that says what they are."""
+"""Tasks and replies as Flower's records: tensors by group, and a config record that describes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedpmt.training.messages import Task
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fedpmt.flower.fixed_point import Words
+    from fedpmt.flower.secure.fixed_point import Words
     from fedpmt.models.structure import Structure
     from fedpmt.training.messages import Reply
     from fedpmt.types import Payload, Tensors
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 TASK, REPLY, METRICS, NODE = "task", "reply", "metrics", "node"
 MASKED = "masked"
 NONE = -1
-"""Stands for "not said" where a record needs a whole number."""
+"""Stands for None in a record, which holds whole numbers only."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """A task for one device, and what it belongs to."""
+    """A task for one device, and the run and round that it belongs to."""
 
     run: str
     round: int
@@ -39,10 +39,10 @@ class Order:
 
 
 def write_order(order: Order, structure: Structure) -> RecordDict:
-    """What the server sends."""
+    """Encode a task."""
     task = order.task
     text, lists = encode_parts(task.offer, structure)
-    said: dict[str, Any] = {
+    record: dict[str, Any] = {
         "run": order.run,
         "round": order.round,
         "device": order.device,
@@ -54,35 +54,45 @@ def write_order(order: Order, structure: Structure) -> RecordDict:
         "epochs": NONE if task.epochs is None else task.epochs,
         "accepted": NONE if task.accepted_round is None else task.accepted_round,
     }
-    return RecordDict({TASK: ConfigRecord(said), **_arrays(task.tensors)})
+    return RecordDict({TASK: ConfigRecord(record), **_encode(task.tensors)})
 
 
 def read_order(records: RecordDict, structure: Structure) -> Order:
-    """What a node was sent."""
-    said: Mapping[str, Any] = records.config_records[TASK]
+    """Decode a task."""
+    record: Mapping[str, Any] = records.config_records[TASK]
 
     def number(key: str) -> int | None:
-        return None if said[key] == NONE else int(said[key])
+        return None if record[key] == NONE else int(record[key])
 
     task = Task(
-        decode_parts(said["offer"], said["lists"], structure),
+        decode_parts(record["offer"], record["lists"], structure),
         {group: tensors(arrays) for group, arrays in records.array_records.items()},
-        json.loads(said["scalars"]),
+        json.loads(record["scalars"]),
         number("steps"),
         number("accepted"),
         number("epochs"),
     )
-    return Order(said["run"], said["round"], said["device"], task, said["deadline"])
+    return Order(record["run"], record["round"], record["device"], task, record["deadline"])
 
 
 def write_reply(order: Order, reply: Reply) -> RecordDict:
-    """What a node sends: the tensors that were trained, with the depth, the round and the run they belong to."""
-    said = _reply_said(order, reply)
+    """Encode a reply: the update and other tensors, and the part, the round and the run that they belong to."""
     metrics: dict[str, Any] = {name: float(value) for name, value in reply.metrics.items()}
-    return RecordDict({REPLY: ConfigRecord(said), METRICS: MetricRecord(metrics), **_arrays(reply.tensors)})
+    record = ConfigRecord(_claims(order, reply))
+    return RecordDict({REPLY: record, METRICS: MetricRecord(metrics), **_encode(reply.tensors)})
 
 
-def _reply_said(order: Order, reply: Reply) -> dict[str, Any]:
+def write_masked(order: Order, reply: Reply, groups: Sequence[Words], *, hidden: bool) -> RecordDict:
+    """Encode a reply to a secure sum: a masked vector; with `hidden` neither the part nor the time travels."""
+    claims = _claims(order, reply)
+    for key in ("scalars", *(("part", "label", "seconds") if hidden else ())):
+        del claims[key]
+    arrays = {str(group): Array(words) for group, words in enumerate(groups)}
+    return RecordDict({REPLY: ConfigRecord(claims), MASKED: ArrayRecord(arrays)})
+
+
+def _claims(order: Order, reply: Reply) -> dict[str, Any]:
+    """What a reply says of itself."""
     return {
         "run": order.run,
         "round": order.round,
@@ -95,17 +105,8 @@ def _reply_said(order: Order, reply: Reply) -> dict[str, Any]:
     }
 
 
-def write_masked(order: Order, reply: Reply, groups: Sequence[Words], *, hidden: bool) -> RecordDict:
-    """What a node sends to a secure sum: a masked vector, and what it belongs to; its own choice stays its own."""
-    said = _reply_said(order, reply)
-    for key in ("scalars", *(("part", "label", "seconds") if hidden else ())):
-        del said[key]
-    arrays = {str(group): Array(words) for group, words in enumerate(groups)}
-    return RecordDict({REPLY: ConfigRecord(said), MASKED: ArrayRecord(arrays)})
-
-
 def tensors(arrays: Mapping[str, Array]) -> Tensors:
-    """The tensors of one group; they own their memory."""
+    """Decode the tensors of one group; they own their memory."""
     return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
 
 
@@ -123,7 +124,7 @@ HEADER = 256
 """NumPy's header is 128 bytes for any shape a layer has."""
 
 
-def _arrays(payload: Payload) -> dict[str, ArrayRecord]:
+def _encode(payload: Payload) -> dict[str, ArrayRecord]:
     return {
         group: ArrayRecord(
             {name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in named.items()}

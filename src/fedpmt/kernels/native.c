@@ -50,8 +50,8 @@ typedef struct {
 /* What a step does with a gradient g:
  *
  *     without momentum    w <- kept w - rate gain g - shift
- *     with momentum       d = gain g + decay w + shift;  v <- momentum v + d;  w <- w - rate v
- *     Nesterov            the same, but w <- w - rate (d + momentum v)
+ *     with momentum       d = g + (decay w + shift) / gain;  v <- momentum v + d;  w <- w - rate gain v
+ *     Nesterov            the same, but w <- w - rate gain (d + momentum v)
  *
  * In the first line decay and spring are part of `kept`, and the rate part of `shift`. */
 typedef struct {
@@ -62,10 +62,10 @@ typedef struct {
     const uint8_t *absent;                 /* classes whose logits are zero and stay so; NULL for none */
 } Plan;
 
-/* The same for one layer. */
+/* The same for one layer: its gain is in the rate, and with momentum in the other two. */
 typedef struct {
     int moving, nesterov;
-    float rate, kept, gain, momentum, decay;
+    float rate, kept, momentum, decay, shifted;
 } Step;
 
 typedef struct {
@@ -96,20 +96,33 @@ INLINE void store(float *to, vector value) { *(vector *)to = value; }
 INLINE int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
 static Step step_of(const Plan *plan, const Layer *layer) {
-    const float rate = plan->moving ? plan->rate : plan->rate * layer->gain;
-    return (Step){plan->moving, plan->nesterov, rate, plan->kept, layer->gain, plan->momentum, plan->decay};
+    return (Step){
+        .moving = plan->moving,
+        .nesterov = plan->nesterov,
+        .rate = plan->rate * layer->gain,
+        .kept = plan->kept,
+        .momentum = plan->momentum,
+        .decay = plan->decay / layer->gain,
+        .shifted = 1 / layer->gain,
+    };
 }
 
-/* Entry `at` of a tensor takes its step. */
-INLINE void take_step(const Step step, float *w, float *velocity, const float *shift, int64_t at, float gradient) {
-    if (step.moving) {
-        const float slope = step.gain * gradient + step.decay * w[at] + (shift ? shift[at] : 0);
-        velocity[at] = step.momentum * velocity[at] + slope;
-        w[at] -= step.rate * (step.nesterov ? slope + step.momentum * velocity[at] : velocity[at]);
-    } else {
-        w[at] = step.kept * w[at] - step.rate * gradient;
-        if (shift) w[at] -= shift[at];
-    }
+/* With momentum: what the gradient is added to, m v + decay w + shift. Its sums begin with it, so that a step has no
+ * operation more than without. */
+INLINE vector begin(const Step step, const float *w, const float *velocity, const float *shift) {
+    vector sum = step.momentum * load(velocity);
+    if (step.decay != 0) sum += step.decay * load(w);
+    if (shift) sum += step.shifted * load(shift);
+    return sum;
+}
+
+/* The weights after the step of a new velocity, which takes the place of the old one. */
+INLINE vector moved(const Step step, const float *w, float *velocity, vector speed) {
+    vector way = speed;
+    /* d + m v, where d = v - m v_old */
+    if (step.nesterov) way += step.momentum * speed - step.momentum * load(velocity);
+    store(velocity, speed);
+    return load(w) - step.rate * way;
 }
 
 /* ---- linear layers ---- */
@@ -120,7 +133,6 @@ INLINE void take_step(const Step step, float *w, float *velocity, const float *s
 /* Inputs at a time, so that their weights stay in the second cache, and outputs at a time, so that a batch of them and
  * of their errors stays in the first. */
 #define CHUNK 64
-#define AHEAD 384
 #define PANEL 192
 
 /* A batch and what its products with the weights are added to. */
@@ -154,7 +166,11 @@ INLINE void block_step(const int vectors, const int moving, const Step step, flo
                        int64_t outputs) {
     vector block[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < vectors; v++) block[r][v] = (vector){0};
+        for (int v = 0; v < vectors; v++) {
+            const int64_t at = r * outputs + v * LANES;
+            block[r][v] = (vector){0};
+            if (moving) block[r][v] = begin(step, w + at, velocity + at, shift ? shift + at : NULL);
+        }
     for (int64_t m = 0; m < count; m++, x += inputs, error += outputs) {
         vector errors[VECTORS];
         for (int v = 0; v < vectors; v++) {
@@ -168,13 +184,7 @@ INLINE void block_step(const int vectors, const int moving, const Step step, flo
         for (int v = 0; v < vectors; v++) {
             const int64_t at = r * outputs + v * LANES;
             if (moving) {
-                const vector before = load(w + at);
-                vector slope = step.gain * block[r][v] + step.decay * before;
-                if (shift) slope += load(shift + at);
-                vector speed = step.momentum * load(velocity + (r*vectors+v)*LANES) + slope;
-                store(velocity + (r*vectors+v)*LANES, speed);
-                if (step.nesterov) speed = slope + step.momentum * speed;
-                block[r][v] = before - step.rate * speed;
+                block[r][v] = moved(step, w + at, velocity + at, block[r][v]);
             } else {
                 block[r][v] = step.kept * load(w + at) - step.rate * block[r][v];
                 if (shift) block[r][v] -= load(shift + at);
@@ -257,10 +267,16 @@ static void linear_backward(const Layer *layer, const Step step, const Values *o
     const int64_t inputs = layer->inputs, outputs = layer->outputs;
     float *const w = own->weights, *const velocity = own->velocity;
     const float *const shift = own->shift;
-    for (int64_t n = 0; layer->biased && n < outputs; n++) {
+    for (int64_t n = 0; layer->biased && !step.moving && n < outputs; n++) {
         float sum = 0;
         for (int64_t m = 0; m < count; m++) sum += error[m * outputs + n];
-        take_step(step, own->biases, own->bias_velocity, own->bias_shift, n, sum);
+        own->biases[n] = step.kept * own->biases[n] - step.rate * sum;
+        if (own->bias_shift) own->biases[n] -= own->bias_shift[n];
+    }
+    for (int64_t n = 0; layer->biased && step.moving && n < outputs; n += LANES) {
+        vector sum = begin(step, own->biases + n, own->bias_velocity + n, own->bias_shift ? own->bias_shift + n : NULL);
+        for (int64_t m = 0; m < count; m++) sum += load(error + m * outputs + n);
+        store(own->biases + n, moved(step, own->biases + n, own->bias_velocity + n, sum));
     }
     start_sums(layer, own->biases, next);
     for (int64_t first = 0; first < inputs; first += CHUNK) {
@@ -277,9 +293,10 @@ static void linear_backward(const Layer *layer, const Step step, const Values *o
     block_step(vectors, 0, step, w + k * outputs + n, NULL, shift ? shift + k * outputs + n : NULL, x + k, error + n,     \
                count, behind(next, k, n), inputs, outputs)
 #define MOVING_STEP(vectors)                                                                                    \
-    float *speeds = velocity + first * outputs + panel * (last - first) + (k - first) * (end - panel) + ROWS * (n - panel); \
-    for (int line = 0; line < ROWS * (vectors) * LANES; line += 16) __builtin_prefetch(speeds + AHEAD + line);                \
-    block_step(vectors, 1, step, w + k * outputs + n, speeds,                                 \
+    for (int r = 0; r < ROWS; r++)                                                                              \
+        for (int v = 0; v < (vectors); v += 2)                                                                  \
+            __builtin_prefetch(velocity + (k + ROWS + r) * outputs + n + v * LANES);                            \
+    block_step(vectors, 1, step, w + k * outputs + n, velocity + k * outputs + n,                                 \
                shift ? shift + k * outputs + n : NULL, x + k, error + n, count, behind(next, k, n), inputs, outputs)
         if (step.moving) {
             BLOCKS(MOVING_STEP, first, last)
@@ -496,6 +513,22 @@ static void collect(const Layer *layer, const Work *work, const float *error, co
             }
 }
 
+/* One weight of each filter takes its step, from entry `at` on; their gradients are `apart` from each other. */
+INLINE void step_filters(const Step step, const Values *own, int64_t at, int64_t filters, const float *gradient,
+                         int64_t apart) {
+    float *const w = own->weights + at, *const velocity = own->velocity + at;
+    const float *const shift = own->shift ? own->shift + at : NULL;
+    for (int64_t f = 0; !step.moving && f < filters; f++) {
+        w[f] = step.kept * w[f] - step.rate * gradient[f * apart];
+        if (shift) w[f] -= shift[f];
+    }
+    for (int64_t f = 0; step.moving && f < filters; f += LANES) {
+        vector sum = begin(step, w + f, velocity + f, shift ? shift + f : NULL);
+        for (int n = 0; n < LANES; n++) sum[n] += gradient[(f + n) * apart];
+        store(w + f, moved(step, w + f, velocity + f, sum));
+    }
+}
+
 static void convolution_backward(const Layer *layer, const Work *work, const Step step, const Values *own,
                                  const float *x, const float *error, const int32_t *places, float *below,
                                  int64_t count) {
@@ -530,12 +563,10 @@ static void convolution_backward(const Layer *layer, const Work *work, const Ste
     }
     for (int64_t row = 0; row < rows; row++)
         for (int64_t k = 0; k < segment; k++)
-            for (int64_t f = 0; f < filters; f++) {
-                const int64_t at = (row * segment + k) * filters + f;
-                take_step(step, w, own->velocity, own->shift, at, work->gradient[(f * rows + row) * stride + k]);
-            }
-    for (int64_t f = 0; layer->biased && f < filters; f++)
-        take_step(step, own->biases, own->bias_velocity, own->bias_shift, f, bias[f]);
+            step_filters(step, own, (row * segment + k) * filters, filters, work->gradient + row * stride + k, rows * stride);
+    if (layer->biased)
+        step_filters(step, &(Values){.weights = own->biases, .velocity = own->bias_velocity, .shift = own->bias_shift}, 0,
+                     filters, bias, 1);
 }
 
 /* ---- the chain ---- */

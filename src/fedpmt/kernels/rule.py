@@ -38,4 +38,5 @@ class StepRule:
     strength: float = 0.0
     """μ of a spring to the received weights."""
     draws: np.ndarray | None = None
-    """For each step, which of the part's inner parts it trains; their number stands for the part itself."""
+    """For each step, which of the part's inner parts it trains; their number stands for the part itself. Without draws
+    every step trains the part itself."""

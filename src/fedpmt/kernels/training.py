@@ -21,7 +21,7 @@ from fedpmt.kernels.layout import (
     shapes_of,
 )
 from fedpmt.parts.depth import frozen_prefix, mask
-from fedpmt.parts.part import Mask
+from fedpmt.parts.part import Mask, take, within
 from fedpmt.parts.width import corners
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def train(
         loss: What is minimised; cross-entropy is the one that compiled code knows.
 
     Returns:
-        The trained tensors as the device works with them, and the mean loss over all steps; None where compiled
+        What the part trains, as it goes back to the server, and the mean loss over all steps; None where compiled
         code does not know this model, part, data or loss.
     """
     draws = rule.draws
@@ -130,7 +130,8 @@ def train(
     for name, factor in rule.factors.items():
         if name in trained:
             trained[name].div_(factor)
-    return trained, float(mean_loss)
+    sent = {name: within(selection, part.sent[name]) for name, selection in part.trained.items()}
+    return {name: take(trained[name], selection) for name, selection in sent.items()}, float(mean_loss)
 
 
 @torch.no_grad()

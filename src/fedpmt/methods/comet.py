@@ -156,7 +156,7 @@ class Comet(Method[Clusters, Personal]):
 
     clusters: int = 3  # C
     pull: float = 1.0  # λ
-    asked: int = 1_000  # |U_t|, or all public samples where there are fewer
+    asked: int = 100  # |U_t|, or all public samples where there are fewer
     restarts: int = 10  # of k-means
 
     def __post_init__(self) -> None:

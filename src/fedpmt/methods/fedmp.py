@@ -148,7 +148,7 @@ class FedMP(Method[Pruning, None]):
             finest=(self.finest > 0, "> 0"),
             most=(0 < self.most < 1, "> 0 and < 1"),
             gap=(self.gap > 0, "> 0"),
-            clip=(0 < self.clip < math.inf, "> 0"),
+            clip=(0 < self.clip < math.inf, "> 0 and finite"),
         )
 
     @property

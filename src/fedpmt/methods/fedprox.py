@@ -38,8 +38,12 @@ class Proximal(LocalWork[None]):
 
     def start(self, job: Job[None]) -> Run[None]:
         check_mu(self.mu, job)
+        from fedpmt.training.loop import local_tensors
+
         run = super().start(job)
-        run.memo["received"] = {name: tensor.detach().clone() for name, tensor in run.params.items()}
+        run.memo["received"] = local_tensors(
+            job.task, job.part, job.model.structure
+        )  # no copy: w is held anyway
         return run
 
     def correct(self, run: Run[None], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -76,7 +80,7 @@ class FedProx(PartAveraging):
     partial: bool = True  # fewer steps on a weak device; else all of them, however long it takes it
 
     def __post_init__(self) -> None:
-        require(self, mu=(0 <= self.mu < math.inf, ">= 0"))
+        require(self, mu=(0 <= self.mu < math.inf, ">= 0 and finite"))
 
     @property
     def traits(self) -> Traits:

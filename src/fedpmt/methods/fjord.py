@@ -124,8 +124,14 @@ class FjORD(Method[Nested, None]):
 
     @property
     def traits(self) -> Traits:
-        # By the expected cost of its draws; what is sent and held is of the widest.
-        return Traits(needs_speeds=True, combines="overlap mean", budget=acts("device"))
+        return Traits(
+            needs_speeds=True,
+            combines="overlap mean",
+            # Without distillation a step moves a corner of a tensor, which optimizers of a user's own cannot.
+            optimizers=None if self.distil else ("sgd", "adam", "adamw"),
+            # By the expected cost of its draws; what is sent and held is of the widest.
+            budget=acts("device"),
+        )
 
     @property
     def local(self) -> LocalWork[None]:

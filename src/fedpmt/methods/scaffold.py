@@ -209,15 +209,22 @@ class ControlFold(Fold[Variates]):
 
 @dataclass(frozen=True)
 class Scaffold(Method[Variates, Control]):
-    """Algorithm 1, with both options. A budget does not act on it."""
+    """Algorithm 1, with both options. A budget does not act on it.
 
-    option: Option = "II"  # how c_i is renewed; none: never, it stays 0
+    Option II, which the authors use in their experiments, is cheaper, but diverges at the default rate where devices
+    hold two classes each: what sets c_i apart from c grows by about η K H / 2 from one of a device's rounds to the
+    next. Option I takes its gradient at x and is the default.
+    """
+
+    option: Option = "I"  # how c_i is renewed; none: never, it stays 0
     server_rate: float = 1.0  # η_g
     weight: Weight = "uniform"  # of y_i in x; c is uniform always
     server: ServerOptimizer = REPLACE
 
     def __post_init__(self) -> None:
         require(self, server_rate=(self.server_rate > 0, "> 0"))
+        alone = self.server_rate == 1 or self.server == REPLACE
+        require(self, server_rate=(alone, "1 with a server optimizer, which has a rate of its own"))
 
     @property
     def traits(self) -> Traits:

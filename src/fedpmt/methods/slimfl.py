@@ -143,8 +143,8 @@ class SlimFL(Method[Nested, None]):
             narrow_weight=(self.narrow_weight >= 0, ">= 0"),
             full_weight=(self.full_weight > 0, "> 0"),
             power=(0 < self.power < 1, "> 0 and < 1"),
-            rate=(0 < self.rate < math.inf, "> 0"),
-            noise=(0 <= self.noise < math.inf, ">= 0"),
+            rate=(0 < self.rate < math.inf, "> 0 and finite"),
+            noise=(0 <= self.noise < math.inf, ">= 0 and finite"),
         )
 
     @property

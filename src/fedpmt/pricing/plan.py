@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedpmt.devices.fleet import Device
+from fedpmt.parts.depth import mask
 from fedpmt.parts.part import GLOBAL
 from fedpmt.pricing.matching import largest
 from fedpmt.pricing.meter import Meter, Plan, download_bytes, upload_bytes
 from fedpmt.resources import ROUNDING, Resources
-from fedpmt.types import SettingError
+from fedpmt.types import SettingError, shown_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fedpmt.devices.fleet import Fleet
     from fedpmt.models.structure import Structure
@@ -68,11 +69,70 @@ class Planner:
             return fleet.levels
         chosen = np.ones(len(fleet), dtype=np.int64)
         for depth, part in enumerate(self.depths, start=1):
-            fits = self.seconds_of(fleet, part, samples) <= self.deadline * (1 + ROUNDING)
-            if fleet.memories is not None:
-                fits &= self.price(part).memory_bytes <= fleet.memories
-            chosen[fits] = depth
+            chosen[self.fits_of(fleet, part, samples)] = depth
         return chosen
+
+    def fits_of(self, fleet: Fleet, part: Part, samples: int) -> np.ndarray:
+        """Whether each device of a fleet can train this part in time and in memory."""
+        fits: np.ndarray = self.seconds_of(fleet, part, samples) <= self.deadline * (1 + ROUNDING)
+        return fits if fleet.memories is None else fits & (self.price(part).memory_bytes <= fleet.memories)
+
+    def deepest(self, fleet: Fleet, samples: int) -> tuple[Part, float]:
+        """Find the deepest part that some device has the memory for, and how long the fastest such device takes."""
+        for part in reversed(self.depths):
+            seconds = self.seconds_of(fleet, part, samples)
+            if fleet.memories is not None:
+                seconds = seconds[self.price(part).memory_bytes <= fleet.memories]
+            if len(seconds):
+                return part, float(seconds.min())
+        # Nobody has the memory for anything: as if memory were no matter, the smallest part.
+        return self.depths[0], float(self.seconds_of(fleet, self.depths[0], samples).min())
+
+    def tightest_deadline(self, fleet: Fleet, samples: int) -> float:
+        """Find the tightest deadline that leaves nobody out and lets the fastest kind of device train everything.
+
+        Devices of one speed then all train the whole model, as with FedAvg.
+        """
+        slowest = float(self.seconds_of(fleet, self.depths[0], samples).max())
+        return max(slowest, self.deepest(fleet, samples)[1])
+
+    def uncovered(self, fleet: Fleet, samples: int) -> tuple[str, ...]:
+        """Name the layers that no device of a fleet trains in time and in memory."""
+        chosen = self.depths_of(fleet, samples)
+        names = [layer.name for layer in self.structure.layers]
+        for depth, part in reversed(list(enumerate(self.depths, start=1))):
+            if (self.fits_of(fleet, part, samples) & (chosen == depth)).any():
+                trained = mask(self.structure, part)
+                return tuple(name for name, on in zip(names, trained, strict=True) if not on)
+        return tuple(names)
+
+    def groups(self, fleet: Fleet, samples: int) -> list[np.ndarray]:
+        """Divide a fleet into devices of the same level and depth, slowest level first."""
+        chosen = self.depths_of(fleet, samples)
+        return [
+            members[chosen[members] == depth]
+            for members in fleet.members
+            for depth in np.unique(chosen[members])
+        ]
+
+    def untrained(self, layers: Sequence[str], fleet: Fleet, samples: int) -> str:
+        """Say that no device trains these layers, and what to change."""
+        return (
+            f"no device of this fleet trains {_listed(layers)}, so these weights stay as they are at the start; "
+            + self._remedy(fleet, samples)
+        )
+
+    def _remedy(self, fleet: Fleet, samples: int) -> str:
+        whole, (deepest, seconds) = self.depths[-1], self.deepest(fleet, samples)
+        if self.budget is not None and not self.budget.planned:
+            return "allow more with --budget"
+        if deepest is not whole:
+            needed = shown_bytes(self.price(whole).memory_bytes)
+            return f"training all layers takes {needed} of memory, more than any device has"
+        if self.assign == "level" and not len(fleet.members[-1]):
+            return "no device is on the highest level: change --levels or --devices"
+        # Rounded up, so that the number that is named is enough.
+        return f"set --deadline to {math.ceil(10 * seconds) / 10:g} or more"
 
     def traffic(self, part: Part) -> tuple[int, int]:
         """Bytes down and up of a part."""
@@ -130,6 +190,16 @@ class Planner:
         return replace(weakest, limit=weakest.limit.but("memory", memory))
 
 
+def _listed(names: Sequence[str]) -> str:
+    """Names as in a sentence.
+
+    >>> _listed(["fc1", "fc2", "fc3"])
+    'fc1, fc2 and fc3'
+    """
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def _kinds(fleet: Fleet) -> list[Device]:
     """One device of each kind; of very many kinds those that are least in something, on each level."""
     if len(fleet.profiles) <= MOST_KINDS:
@@ -156,7 +226,7 @@ def make_planner(
     budget: Budget | None = None,
     structures: Mapping[str, Structure] | None = None,
 ) -> Planner:
-    """A planner for this fleet. Without a deadline, depths are fitted to the tightest that leaves nobody out."""
+    """Make a planner for this fleet; without a deadline, depths are fitted to `Planner.tightest_deadline`."""
     if assign == "level" and len(fleet.level_speeds) != len(depths):
         raise SettingError(
             f"assign = 'level' needs as many depths as levels: there are {len(depths)} depths and "
@@ -167,5 +237,5 @@ def make_planner(
         structure, depths, price, times, assign, limit, budget, structures or {GLOBAL: structure}
     )
     if deadline is None and assign == "deadline":
-        return replace(planner, deadline=float(planner.seconds_of(fleet, depths[0], samples).max()))
+        return replace(planner, deadline=planner.tightest_deadline(fleet, samples))
     return planner

@@ -21,31 +21,32 @@ MOST_ROWS = 100
 def plan_table(planner: Planner, fleet: Fleet, samples: int, deadline: float | None) -> dict[str, Any]:
     """One row per kind of device, slowest first; in a fleet of very many kinds, one per level and depth."""
     chosen = planner.depths_of(fleet, samples)
-    kinds = fleet.profiles if len(fleet.profiles) <= MOST_ROWS else _groups(fleet, chosen)
+    kinds = fleet.profiles if len(fleet.profiles) <= MOST_ROWS else _groups(planner, fleet, samples)
     rows = [_row(planner, device, count, samples) for device, count in kinds]
     shares = np.bincount(chosen - 1, minlength=len(planner.depths)) / len(fleet)
     psi = splitting_constant(shares.tolist())
     slowest = float(planner.seconds_of(fleet, full(planner.structure), samples).max())
     limit = math.inf if deadline is None else deadline
+    uncovered = planner.uncovered(fleet, samples)
     return {
         "assign": planner.assign,
         "mode": planner.price.mode,
         "deadline": planner.deadline if planner.assign == "deadline" else deadline,
         "devices": rows,
         "psi": psi if math.isfinite(psi) else None,
+        "uncovered": list(uncovered),
+        "note": planner.untrained(uncovered, fleet, samples) if uncovered else None,
         "round_seconds": min(limit, max(row["seconds"] for row in rows)),
         "fedavg_round_seconds": min(limit, slowest),
     }
 
 
-def _groups(fleet: Fleet, chosen: np.ndarray) -> list[tuple[Device, int]]:
+def _groups(planner: Planner, fleet: Fleet, samples: int) -> list[tuple[Device, int]]:
     """Devices of one level and depth together, each group shown by its slowest."""
     groups = []
-    for level, members in enumerate(fleet.members, start=1):
-        for depth in np.unique(chosen[members]):
-            same = members[chosen[members] == depth]
-            slowest = fleet.device(int(same[np.argmin(fleet.speeds[same])]))
-            groups.append((replace(slowest, name=f"level {level}, the slowest of"), len(same)))
+    for members in planner.groups(fleet, samples):
+        slowest = fleet.device(int(members[np.argmin(fleet.speeds[members])]))
+        groups.append((replace(slowest, name=f"level {slowest.level}, the slowest of"), len(members)))
     return groups
 
 

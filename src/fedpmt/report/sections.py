@@ -41,6 +41,9 @@ FACTS = {
 }
 """Settings that a reader asks for first, in this order, and what to call them."""
 
+COMPUTED = "local training"
+"""What the path that computed local rounds is called."""
+
 MODES = {
     "exact": "multiply-adds of the forward pass, of the weight gradients and of the error signal (none into the"
     " input of the first trained layer), and one operation per trained parameter and step; activations,"
@@ -75,6 +78,9 @@ def header(material: Material, title: str) -> str:
         for key, name in FACTS.items()
         if key in common
     )
+    paths = {run.result.path for run in material.runs if run.result}
+    if len(paths) == 1 and (path := paths.pop()):
+        facts += f"<div><dt>{COMPUTED}</dt><dd>{escape(path)}</dd></div>"
     labelled = zip(run_labels(material.runs), material.runs, strict=True)
     unfinished = [label for label, run in labelled if run.result is None]
     parts = [
@@ -115,20 +121,29 @@ def settings_section(material: Material) -> str:
     ]
     execution = [key for key in sorted(EXECUTION) if any(key in run.settings for run in material.runs)]
     own = [*differing_settings(material.runs), *execution]
+    paths = [run.result.path if run.result else None for run in material.runs]
+    computed = [COMPUTED] if any(paths) else []
     body = []
-    for label, run in zip(run_labels(material.runs), material.runs, strict=True):
+    for label, run, path in zip(run_labels(material.runs), material.runs, paths, strict=True):
         flat = flatten(run.settings)
         state = (
             f"finished ({run.result.stopped})" if run.result else f"not finished, {len(run.rounds)} rounds"
         )
-        texts = [run.folder.name, state, *(flat.get(key, "") for key in own)]
+        texts = [
+            run.folder.name,
+            state,
+            *([path or ""] if computed else []),
+            *(flat.get(key, "") for key in own),
+        ]
         cells = "".join(f"<td>{escape(clean(text))}</td>" for text in texts)
         body.append(f'<tr><th scope="row">{escape(label)}</th>{cells}</tr>')
     return section(
         "settings",
         "Settings",
         details(f"Shared by all runs ({len(common)})", table(["setting", "value"], shared, "left pair")),
-        details(f"Run by run ({len(body)})", table(["run", "folder", "state", *own], body, "left")),
+        details(
+            f"Run by run ({len(body)})", table(["run", "folder", "state", *computed, *own], body, "left")
+        ),
     )
 
 

@@ -92,9 +92,9 @@ def assembled(
             prototypes={name: net.to(device) for name, net in problem.prototypes.items()},
         )
         store = DeviceStore(folder / DEVICES, device)
-        # A user's own forward pass may count on the usual layout; the fused loop is fastest with channels last.
-        last = settings.executor == "auto" and kernels.knows(problem.model, problem.example())
-        data = PlacedData(problem.data, device, images_last=last)
+        # A user's own forward pass may count on the usual layout; compiled code reads images with channels last.
+        compiled = settings.executor == "auto" and kernels.knows(problem.model, problem.example(device))
+        data = PlacedData(problem.data, device, images_last=compiled)
         executor = make_executor(settings, problem, device, data.public)
         yield Federation(settings, problem, data, method, fleet, planner, executor, store)
     finally:

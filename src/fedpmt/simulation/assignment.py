@@ -80,7 +80,8 @@ def choose(federation: Federation, device: Device, task: Task, samples: int) -> 
     """The part that a device takes of those on offer: the largest that it can afford, else the smallest (Option II)."""
     if len(task.offer) == 1:
         return task.offer[0]
-    plan, price = plan_for(federation, device, samples), federation.planner.price
+    # Parts on offer are complete: what the method's work adds to them is not to be added again.
+    plan, price = federation.planner.plan(device, samples), federation.planner.price
     affordable = [part for part in task.offer[: plan.depth] if plan.fits(part)]
     if affordable:
         return max(affordable, key=lambda part: price(part).operations)

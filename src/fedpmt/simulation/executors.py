@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Rng, Site
-from fedpmt.training.loop import compiled_round, conclude, local_round
+from fedpmt.training.loop import compiled_round, conclude, local_round, why_not_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from fedpmt.models.layered import LayeredModel
     from fedpmt.parts.part import Part
+    from fedpmt.records import ComputePath
     from fedpmt.training.messages import Reply, Task
     from fedpmt.training.objective import Objective
     from fedpmt.types import Examples
@@ -45,8 +46,22 @@ class Unit:
     samples: int  # |D_k|
 
 
+@dataclass
+class PathsTaken:
+    """How local rounds were computed; all threads write to one of these."""
+
+    seen: set[ComputePath] = field(default_factory=set)
+    left_to_autograd: str | None = None  # what compiled code does not know although it knows the model
+    checked: bool = False  # whether the last was looked for: once is enough
+
+
 class Executor(Protocol):
     """Computes units and other pieces of work, results in the order given."""
+
+    @property
+    def paths(self) -> PathsTaken:
+        """How units were computed so far."""
+        ...
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
         """Local rounds."""
@@ -71,7 +86,7 @@ class Plain:
     stochastic: bool = False  # whether a forward pass draws from torch's global generator (dropout)
     fast: bool = False
     public: Examples | None = None
-    paths: set[str] = field(default_factory=set)  # those that local rounds have taken: compiled, autograd
+    paths: PathsTaken = field(default_factory=PathsTaken)
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
         for unit in units:
@@ -90,8 +105,11 @@ class Plain:
             unit.round_index,
         )
         found = compiled_round(work, job)
-        self.paths.add("autograd" if found is None else "compiled")
+        self.paths.seen.add("autograd" if found is None else "compiled")
         if found is None:
+            if self.fast and not self.paths.checked:
+                self.paths.checked = True
+                self.paths.left_to_autograd = why_not_compiled(work, job)
             with _seeded(unit.rng("forward")) if self.stochastic else contextlib.nullcontext():
                 found = local_round(work, job)
         return conclude(work, *found)
@@ -117,7 +135,7 @@ class Parallel:
     """Several devices at a time, one thread and one copy of the models each; two results per worker are held."""
 
     def __init__(self, one: Plain, workers: int) -> None:
-        self._one, self._workers = one, workers
+        self._one, self._workers, self.paths = one, workers, one.paths
         self._own = threading.local()
         # deepcopy of one module from several threads at once is not safe: copies are made one by one.
         self._copying = threading.Lock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -21,18 +22,19 @@ from fedpmt.records import ResultRecord, RoundRecord, write_atomically
 from fedpmt.types import DivergedError, SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Set
 
     from torch import Tensor
 
     from fedpmt.methods.base import Method
-    from fedpmt.records import Stopped
+    from fedpmt.records import ComputePath, Stopped
     from fedpmt.settings import Settings
     from fedpmt.simulation.loop import Federation, OnRound, Progress
     from fedpmt.simulation.problem import Problem
     from fedpmt.types import Examples
 
 LOCK = ".lock"
+_log = logging.getLogger("fedpmt")
 
 
 def open_folder(folder: Path, settings: Settings, *, resume: bool) -> bool:
@@ -106,6 +108,7 @@ class Totals:
     score: float | None = None
     loss: float | None = None
     server_operations: float = 0.0
+    path: ComputePath | None = None
 
     def plus(self, record: RoundRecord) -> Totals:
         """With one more round."""
@@ -117,7 +120,13 @@ class Totals:
             record.score if evaluated else self.score,
             record.loss if evaluated else self.loss,
             self.server_operations + record.server_operations,
+            self.path,
         )
+
+    def by(self, seen: Set[ComputePath]) -> Totals:
+        """The same with these paths among those taken."""
+        taken = [*seen, *([self.path] if self.path and self.path not in seen else [])]
+        return self if not taken else replace(self, path=taken[0] if len(taken) == 1 else "mixed")
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,7 @@ def simulate(
     With `keep_diverged` a run that diverges is finished with the rounds before, and says so.
     """
     from fedpmt.simulation.assemble import assembled
+    from fedpmt.simulation.coverage import warn_of_untrained_layers
     from fedpmt.simulation.room import check_room
 
     with assembled(settings, problem, method, folder) as federation:
@@ -151,6 +161,8 @@ def simulate(
         with Journal(federation, folder) as journal:
             if on_start is not None:
                 on_start()
+            if journal.stopped is None:
+                warn_of_untrained_layers(federation, journal.progress)
             while journal.stopped is None:
                 try:
                     played = federation.play(journal.progress)
@@ -174,6 +186,7 @@ class Journal:
         self.stopped: Stopped | None = _stop(federation, self._saved)
         self._written = time.monotonic()
         self._lines: BinaryIO | None = None
+        self._said = False
 
     @property
     def progress(self) -> Progress:
@@ -186,7 +199,9 @@ class Journal:
         self._lines.write(record.model_dump_json(exclude_defaults=True).encode() + b"\n")
         self._lines.flush()
         # One assignment: an interrupt finds the round in all of it or in none.
-        self._saved = Saved(progress, self._saved.totals.plus(record), self._lines.tell())
+        totals = self._saved.totals.plus(record).by(self.federation.executor.paths.seen)
+        self._saved = Saved(progress, totals, self._lines.tell())
+        self._say_path()
         self.stopped = _stop(self.federation, self._saved)
         seconds = time.monotonic() - self._written
         if self.stopped is not None or seconds >= self.federation.settings.checkpoint_seconds:
@@ -194,6 +209,17 @@ class Journal:
             self._written = time.monotonic()
         self.federation.store.outdate(progress.accepted or {})
         return record
+
+    def _say_path(self) -> None:
+        """Say once what keeps this run from compiled code that could train its model."""
+        reason = self.federation.executor.paths.left_to_autograd
+        if reason is not None and not self._said:
+            self._said = True
+            _log.warning(
+                "fedpmt: %s: compiled code does not support %s; training runs on autograd",
+                self.federation.settings.method,
+                reason,
+            )
 
     def checkpoint(self) -> None:
         """Keep what a resume needs."""
@@ -300,6 +326,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         budget_action=settings.limits and federation.method.traits.action(settings.limits.resource),
         public_samples=_count(federation.data.public),
         validation_samples=_count(federation.data.validation),
+        path=totals.path,
     )
     write_atomically(folder / records.RESULT, result.model_dump_json(indent=1).encode() + b"\n")
     return result

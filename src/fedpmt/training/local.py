@@ -107,6 +107,7 @@ class Run(Generic[D]):
     data: Examples  # what batches are drawn from: samples, or what the frozen prefix makes of them
     forward: Callable[[Tensors, Arrays], Tensor]
     steps: int = 0  # τ so far
+    trained: Mapping[str, Tensor] | None = None  # as it goes back, where compiled code has trained
     optimizer: Optimizer | None = None  # in place of the settings'
     moments: Moments | None = None  # where it starts from
     stepper: Stepper | None = None  # the optimizer at work, once steps are taken

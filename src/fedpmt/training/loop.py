@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from fedpmt import kernels
 from fedpmt.models.layered import PREFIX_BATCH
@@ -17,7 +18,7 @@ from fedpmt.training.local import Job, LocalSettings, LocalWork, Run
 from fedpmt.training.messages import UPDATE, Reply
 from fedpmt.training.optimizers import clip
 from fedpmt.training.privacy import NOISE
-from fedpmt.types import MODEL, Examples
+from fedpmt.types import MODEL, Examples, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,10 +148,19 @@ def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float
     if found is None:
         return None
     trained, loss = found
-    fixed = {name: tensor for name, tensor in received.items() if name not in trained}
-    run: Run[Any] = Run(job, job.part, trained, fixed, job.data, _no_forward)
-    run.steps = settings.steps(len(job.data), job.task.steps)
-    return run, loss
+    steps = settings.steps(len(job.data), job.task.steps)
+    return Run(job, job.part, trained, {}, job.data, _no_forward, steps, trained), loss
+
+
+def why_not_compiled(work: LocalWork[Any], job: Job[Any]) -> str | None:
+    """What keeps a local round from compiled code that knows the model; None where it does not know it."""
+    if not kernels.knows(job.model, job.data.inputs):
+        return None
+    if work.compiled(job) is None:
+        return "its local steps with these settings"
+    if job.site.objective.loss is not functional.cross_entropy:
+        return "this loss"
+    return f"parts like '{job.part.label}'"
 
 
 def _no_forward(tensors: Tensors, inputs: Arrays) -> Tensor:
@@ -186,23 +196,30 @@ def conclude(work: LocalWork[Any], run: Run[Any], loss: float) -> tuple[Reply, A
     """Make the reply: what training changed of the entries that are sent back, and what the work adds to it."""
     job, privacy = run.job, run.site.settings.privacy
     outcome, own = work.reply(run)
-    update = changes(job, run.tensors)
+    update = changes(run)
     metrics = {LOSS: loss, **outcome.metrics}
     if privacy is not None:
+        if outcome.tensors or outcome.scalars:
+            # Neither clipped nor noised: rather no reply than one that tells what was promised not to be told.
+            more = ", ".join(sorted({*outcome.tensors, *outcome.scalars}))
+            raise SettingError(
+                f"dp-clip does not protect what {type(work).__name__} sends in addition: {more}"
+            )
         update, metrics = privacy.protect(update, job.rng(NOISE)), {}
     tensors = {UPDATE: update, **outcome.tensors}
     part, samples = job.part, len(job.data)
     return Reply(job.device, job.round, part, samples, tensors, outcome.scalars, metrics), own
 
 
-def changes(job: Job[Any], tensors: Tensors) -> dict[str, Tensor]:
+def changes(run: Run[Any]) -> dict[str, Tensor]:
     """w_k - w of every trained entry, in the form in which it travels."""
-    part = job.part
-    received = local_tensors(job.task, part, job.model.structure)
+    job, part = run.job, run.job.part
+    received, tensors = local_tensors(job.task, part, job.model.structure), run.tensors
     found = {}
     for name, selection in part.trained.items():
         where = within(selection, part.sent[name])
-        found[name] = take(tensors[name].detach(), where) - take(received[name], where)
+        after = take(tensors[name].detach(), where) if run.trained is None else run.trained[name]
+        found[name] = after - take(received[name], where)
     return found
 
 

@@ -114,8 +114,8 @@ class ScaledWork(LocalWork[None]):
         return clip(gradients, self.clip)
 
     def compiled(self, job: Job[None]) -> StepRule | None:
-        if self.clip is not None or self.frozen_norms:
-            return None
         structure = job.model.structure
+        if self.clip is not None or (self.frozen_norms and structure.buffers):
+            return None
         factors = self.factors(job.task, job.part, structure)
         return job.rule(factors=factors, absent=self.absent(job.part, structure))

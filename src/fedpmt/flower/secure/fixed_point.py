@@ -4,7 +4,7 @@ With R the reach of an entry, n devices, ā the largest weight and Q = ⌊(2³¹
 
     q_k = round(Q / R · a_k / ā · clip(Δ_k, ±R)),   Σ_C a_k Δ_k / Σ_C a_k ≈ R / Q · Σ_C q_k / (Σ_C a_k / ā)
 
-n of them never leave the range of 32 bits with a sign, and a device that did not train an entry adds exactly zero.
+The sum of n of them fits into 32 bits with a sign, and a device that did not train an entry adds exactly zero.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ LARGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Scale:
-    """How numbers become words, the same for all devices of a round."""
+    """How numbers become words; the same for all devices of a round."""
 
-    reach: float  # R: an entry of an update that is further from zero is cut to it
-    devices: int  # n: how many are added up at most
+    reach: float  # R: larger entries of an update are cut to it
+    devices: int  # n: how many are added up, at most
     unit: float  # ā: the largest weight of a device
 
     @property
@@ -35,7 +35,7 @@ class Scale:
         return LARGEST // self.devices
 
     def encode(self, update: NDArray[np.floating[Any]], weight: float) -> Words:
-        """One device's update, weighted.
+        """Encode one device's weighted update.
 
         >>> Scale(reach=1.0, devices=2, unit=10.0).encode(np.array([0.0, -1.0, 9.0]), weight=10.0)
         array([         0, 3221225473, 1073741823], dtype=uint32)
@@ -45,12 +45,12 @@ class Scale:
         return steps.astype(np.int64).astype(np.uint32)
 
     def mean(self, total: Words, weights: float) -> NDArray[np.float64]:
-        """The weighted mean of the devices whose words are added up here; their weights add up to `weights`."""
+        """Decode a sum of words into the weighted mean; `weights` is the sum of the devices' weights."""
         return total.view(np.int32).astype(np.float64) * (self.reach / self.levels / (weights / self.unit))
 
     def error(self, devices: int, weights: float) -> float:
-        """How far an entry of the mean of so many devices can be off by rounding; a cut one is off by more.
+        """The largest error of an entry of the mean that rounding can cause, where no entry was cut.
 
-        Each is rounded by half a step at most: |C| R / (2 Q) / (Σ_C a_k / ā), with equal weights about n R / 2³².
+        Each device rounds by half a step at most: |C| R / (2 Q) / (Σ_C a_k / ā), with equal weights about n R / 2³².
         """
         return devices * self.reach / (2 * self.levels) / (weights / self.unit)

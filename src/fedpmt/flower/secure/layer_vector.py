@@ -1,8 +1,8 @@
-"""A device's reply as one vector of whole numbers, which means something only in the sum over devices.
+"""A device's reply as one vector of whole numbers, of which only the sum over devices is ever seen.
 
-Group 0 is the cover: for each layer, how many devices trained it and their weights; then a group for each layer, with
-the weighted changes of its tensors. A layer that a device did not train is zero everywhere: Σ_k f_k, Σ_k a_k f_k and
-Σ_k a_k f_k Δ_k of each layer are all that equation 7 of the paper needs.
+Group 0 is the cover: for each layer, whether the device trained it (f_k) and with which weight (a_k f_k). Then follows
+a group for each layer with the weighted update of its tensors (a_k f_k Δ_k), all zero where the device did not train
+it. Σ_k f_k, Σ_k a_k f_k and Σ_k a_k f_k Δ_k of each layer are all that equation 7 of the paper needs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from fedpmt.methods import averaging
-from fedpmt.methods.averaging import PartAveraging
+from fedpmt.methods.averaging import PartAveraging, weight_of
 from fedpmt.parts.depth import mask
 from fedpmt.parts.part import GLOBAL, WHOLE, Part, Whole
 from fedpmt.types import SettingError
@@ -21,7 +20,9 @@ from fedpmt.types import SettingError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from fedpmt.flower.fixed_point import Scale, Words
+    from torch import Tensor
+
+    from fedpmt.flower.secure.fixed_point import Scale, Words
     from fedpmt.methods.base import Method
     from fedpmt.models.structure import Structure
     from fedpmt.types import Tensors
@@ -36,13 +37,13 @@ class Cover(NamedTuple):
     weights: np.ndarray
 
 
-def sizes(structure: Structure) -> list[int]:
-    """Words in each group."""
+def group_sizes(structure: Structure) -> list[int]:
+    """How many words each group has."""
     return [2 * len(structure.layers), *(structure.size(layer.tensors) for layer in structure.layers)]
 
 
-def encode(structure: Structure, part: Part, changes: Tensors, weight: int, scale: Scale) -> list[Words]:
-    """One device's vector; a layer is trained whole, or not at all."""
+def encode(structure: Structure, part: Part, update: Tensors, weight: int, scale: Scale) -> list[Words]:
+    """Encode one device's update as a vector; a layer is trained whole, or not at all."""
     trained = np.array(mask(structure, part), np.uint32)
     groups = [np.concatenate([trained, trained * np.uint32(weight)])]
     for layer, on in zip(structure.layers, trained, strict=True):
@@ -50,7 +51,7 @@ def encode(structure: Structure, part: Part, changes: Tensors, weight: int, scal
             raise SettingError(
                 f"secure aggregation is refused: '{part.label}' is a part of layer '{layer.name}'"
             )
-        entries = [changes[name].detach().cpu().reshape(-1).numpy() for name in layer.tensors if on]
+        entries = [update[name].detach().cpu().reshape(-1).numpy() for name in layer.tensors if on]
         groups.append(
             scale.encode(np.concatenate(entries), weight)
             if entries
@@ -59,15 +60,15 @@ def encode(structure: Structure, part: Part, changes: Tensors, weight: int, scal
     return groups
 
 
-def weight_of(method: Method[Any, Any], samples: int) -> int:
+def weigh(method: Method[Any, Any], samples: int) -> int:
     """a_k, as the method has it."""
     if not isinstance(method, PartAveraging):
         raise TypeError(f"{type(method).__name__} does not say what a device's reply weighs")
-    return averaging.weight_of(method.weight, samples)
+    return weight_of(method.weight, samples)
 
 
-def covered(structure: Structure, parts: Iterable[tuple[Part, int]]) -> Cover:
-    """The cover of these parts with their devices' weights."""
+def count_cover(structure: Structure, parts: Iterable[tuple[Part, int]]) -> Cover:
+    """Find the cover of these parts, each with its device's weight."""
     counts, weights = np.zeros((2, len(structure.layers)), np.int64)
     for part, weight in parts:
         trained = np.array(mask(structure, part))
@@ -77,16 +78,16 @@ def covered(structure: Structure, parts: Iterable[tuple[Part, int]]) -> Cover:
 
 
 def read_cover(words: Words) -> Cover:
-    """The cover from its group of the sum."""
+    """Decode the cover from its group of the sum."""
     counts, weights = words.astype(np.int64).reshape(2, -1)
     return Cover(counts, weights)
 
 
-def mean_changes(
+def mean_update(
     structure: Structure, cover: Cover, layers: Sequence[int], sums: Mapping[int, Words], scale: Scale
-) -> Tensors:
-    """The mean change of each tensor of these layers over the devices that trained it."""
-    found: dict[str, torch.Tensor] = {}
+) -> dict[str, Tensor]:
+    """Decode the mean update of these layers, each over the devices that trained it."""
+    found: dict[str, Tensor] = {}
     for layer in layers:
         entries = torch.from_numpy(scale.mean(sums[1 + layer], float(cover.weights[layer])))
         names = structure.layers[layer].tensors
@@ -96,7 +97,7 @@ def mean_changes(
     return found
 
 
-def layers_part(structure: Structure, layers: Sequence[int]) -> Part:
-    """These layers, as if one device had trained them."""
+def sum_part(structure: Structure, layers: Sequence[int]) -> Part:
+    """The part of a reply that stands for a sum: these layers, as if one device had trained them."""
     names = [name for layer in layers for name in structure.layers[layer].tensors]
     return Part(GLOBAL, dict.fromkeys(structure.tensors, WHOLE), dict.fromkeys(names, WHOLE), "sum")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from fedpmt.kernels.graphed import graphed
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedpmt.kernels import graphed as module
-from fedpmt.kernels import native
+from fedpmt import kernels
+from fedpmt.kernels import differentiable
+from fedpmt.kernels import graph as module
 from fedpmt.models.build import FlatLinear, build
 from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.models.nets import NETS
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fedpmt.types import Tensors
 
-needs_compiler = pytest.mark.skipif(native.library() is None, reason="there is no C compiler here")
+needs_compiler = pytest.mark.skipif(not kernels.available(), reason="there is no C compiler here")
 
 
 def close(own: Iterable[Tensor], wanted: Iterable[Tensor]) -> None:
@@ -59,7 +59,7 @@ def test_gradients_are_torch_s_from_any_layer_on(name: str, first: int) -> None:
     images = torch.randn(7, *NETS[name].input_shape, generator=torch.Generator().manual_seed(1))
     inputs = model.prefix(first, model.initial(), images) if first else images
     wanted = gradients(lambda t, x: model.suffix(first, t, x), tensors, inputs)
-    forward = graphed(model, first)
+    forward = differentiable(model, first)
     assert "_Chain" in type(forward(tensors, inputs).grad_fn).__name__
     close(gradients(forward, tensors, inputs), wanted)
 
@@ -68,14 +68,14 @@ def test_gradients_are_torch_s_from_any_layer_on(name: str, first: int) -> None:
 def test_a_head_that_flattens_is_known() -> None:
     model, inputs = edge_net(), torch.randn(6, 3, 16, 16)
     tensors = leaves(model)
-    close(gradients(graphed(model), tensors, inputs), gradients(model.forward, tensors, inputs))
+    close(gradients(differentiable(model), tensors, inputs), gradients(model.forward, tensors, inputs))
 
 
 @needs_compiler
 def test_passes_that_are_open_at_once_do_not_disturb_each_other() -> None:
     """As where a wide net teaches a narrow one inside it, or public samples stand beside a device's own."""
     model = build(NETS["cnn-mnist"], generator(0, "init"))
-    tensors, forward = leaves(model), graphed(model)
+    tensors, forward = leaves(model), differentiable(model)
     corner = tensors | {name: tensors[name][:50] for name in ("fc1.weight", "fc1.bias")}
     corner["out.weight"] = tensors["out.weight"][:, :50]
     batches = torch.randn(2, 5, 1, 28, 28).unbind()
@@ -93,7 +93,7 @@ def test_passes_that_are_open_at_once_do_not_disturb_each_other() -> None:
 @needs_compiler
 def test_a_pass_is_used_again_and_only_so_many_are_kept() -> None:
     model = build(NETS["fcnn-mnist"], generator(0, "init"))
-    tensors, forward = leaves(model), graphed(model)
+    tensors, forward = leaves(model), differentiable(model)
     images = torch.randn(9, 1, 28, 28)
     before = [tensor.detach().clone() for tensor in tensors.values()]
     for _ in range(2 * module.KEPT):
@@ -116,7 +116,7 @@ def test_frozen_tensors_get_no_gradient() -> None:
     trained = {name: tensor for name, tensor in tensors.items() if tensor is not frozen}
     images = torch.randn(3, 1, 28, 28)
     wanted = torch.autograd.grad(odd_loss(model.forward(tensors, images)), list(trained.values()))
-    odd_loss(graphed(model)(tensors, images)).backward()  # type: ignore[no-untyped-call]
+    odd_loss(differentiable(model)(tensors, images)).backward()  # type: ignore[no-untyped-call]
     assert frozen.grad is None
     close((tensor.grad for tensor in trained.values() if tensor.grad is not None), wanted)
 
@@ -135,4 +135,4 @@ def test_what_compiled_code_does_not_know_is_torch_s(case: str) -> None:
     if case == "gradient of inputs":
         inputs.requires_grad_()
     with torch.set_grad_enabled(case != "no graph"):
-        assert torch.equal(graphed(model)(tensors, inputs), model.forward(tensors, inputs))
+        assert torch.equal(differentiable(model)(tensors, inputs), model.forward(tensors, inputs))

@@ -1,8 +1,7 @@
 """The pieces of SecAgg+ (Bell et al., 2020): keys, shares of secrets, and masks that cancel in a sum.
 
-Keys, key agreement, encryption and secret sharing are Flower's own, from the libraries that it builds on. Masks are
-ChaCha20 key streams: Flower's own generator folds a seed into 32 bits, which whoever holds the masked vector can try
-out one by one.
+Keys, key agreement, encryption and secret sharing are Flower's own. Masks are ChaCha20 key streams: Flower's own
+generator reduces a seed to 32 bits, and whoever holds a masked vector can try all of them.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from flwr.supercore.primitives.asymmetric import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from fedpmt.flower.fixed_point import Words
+    from fedpmt.flower.secure.fixed_point import Words
 
 SEED_BYTES = 31
-"""With its padding two blocks of the secret sharing."""
+"""With its padding, two blocks of the secret sharing."""
 
 NEIGHBOURS = 40
-"""Up to so many others share masks and secrets with a device; the graph of a small cohort is complete."""
+"""How many others share masks and secrets with a device, at most; in a small cohort all do."""
 
 WORD = np.dtype("<u4")
 
 
 def new_key() -> tuple[bytes, bytes]:
-    """A private key and its public half, as they are kept and sent."""
+    """Make a private key and its public half, serialised."""
     private, public = generate_key_pairs()
     return private_key_to_bytes(private), public_key_to_bytes(public)
 
@@ -56,7 +55,7 @@ def public_half(private: bytes) -> bytes:
 
 
 def is_public_key(data: bytes) -> bool:
-    """Whether this is a key of the kind that is used here, in the form in which one is written."""
+    """Whether this is a public key of the curve used here, in its canonical form."""
     try:
         key = bytes_to_public_key(data)
     except ValueError:
@@ -65,20 +64,20 @@ def is_public_key(data: bytes) -> bool:
     return curve and public_key_to_bytes(key) == data
 
 
-def agreed(private: bytes, public: bytes) -> bytes:
-    """The secret that two devices share, from one's private and the other's public key."""
+def agree(private: bytes, public: bytes) -> bytes:
+    """Derive the secret that two devices share, from one's private and the other's public key."""
     return bytes(generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public)))
 
 
 def mask(secret: bytes, group: int, size: int) -> Words:
-    """The words that a secret makes for one group of the vector: a key stream of its own for each."""
+    """Expand a secret into the mask of one group of the vector; every group has its own key stream."""
     derived = HKDF(hashes.SHA256(), 32, salt=None, info=b"fedpmt secagg %d" % group).derive(secret)
     stream = Cipher(algorithms.ChaCha20(derived, bytes(16)), mode=None).encryptor()
     return np.frombuffer(stream.update(bytes(WORD.itemsize * size)), WORD).astype(np.uint32)
 
 
-def pairwise(total: Words, secret: bytes, group: int, *, adds: bool) -> None:
-    """Put a pair's mask on, in place: one of the two adds it and the other takes it away."""
+def apply_pair(total: Words, secret: bytes, group: int, *, adds: bool) -> None:
+    """Apply the mask of a pair of devices in place: one of them adds it, the other subtracts it."""
     words = mask(secret, group, len(total))
     if adds:
         total += words
@@ -87,7 +86,7 @@ def pairwise(total: Words, secret: bytes, group: int, *, adds: bool) -> None:
 
 
 def threshold(holders: int) -> int:
-    """How many shares open a secret: more than half, so that no two answers of a holder can both be made use of.
+    """How many shares open a secret: more than half, so that two different sets of nodes cannot both be opened.
 
     >>> [threshold(holders) for holders in (2, 3, 4, 5)]
     [2, 2, 3, 3]
@@ -96,7 +95,7 @@ def threshold(holders: int) -> int:
 
 
 def neighbourhoods(nodes: Iterable[int]) -> dict[int, list[int]]:
-    """Who holds shares of whose secrets, itself among them: those next to it on a circle in random order."""
+    """Which nodes hold shares of a node's secrets, itself among them: its neighbours on a circle in random order."""
     order = sorted(nodes)
     random.SystemRandom().shuffle(order)
     count, half = len(order), NEIGHBOURS // 2
@@ -108,29 +107,33 @@ def neighbourhoods(nodes: Iterable[int]) -> dict[int, list[int]]:
     }
 
 
-def commitment(seed: bytes) -> bytes:
-    """What shows later that a seed was put together rightly; it tells nothing of a random seed."""
+def commit(seed: bytes) -> bytes:
+    """Hash a seed, so that a reconstructed one can be checked; the hash of a random seed tells nothing about it."""
     return hashlib.sha256(seed).digest()
 
 
-def shares(secret: bytes, holders: int) -> list[bytes]:
-    """A secret in so many shares."""
+def split(secret: bytes, holders: int) -> list[bytes]:
+    """Split a secret into one share for each holder."""
     return list(create_shares(secret, threshold(holders), holders))
 
 
-def combined(found: Sequence[bytes], holders: int) -> bytes:
-    """The secret again, from enough of its shares."""
-    return bytes(combine_shares(list(found)[: threshold(holders)]))
+def combine(shares: Sequence[bytes], holders: int) -> bytes:
+    """Reconstruct a secret from enough of its shares."""
+    return bytes(combine_shares(list(shares)[: threshold(holders)]))
 
 
 def seal(secret: bytes, sender: int, receiver: int, key_share: bytes, seed_shares: Sequence[bytes]) -> bytes:
-    """A letter that only the receiver can read: its shares of the sender's secrets."""
+    """Encrypt a letter to one receiver: its shares of the sender's secrets."""
     plain = share_keys_plaintext_concat(sender, receiver, b"".join(seed_shares), key_share)
     return bytes(encrypt(secret, plain))
 
 
 def unseal(secret: bytes, sender: int, receiver: int, letter: bytes) -> tuple[bytes, bytes]:
-    """The key's share and the seeds' shares in one piece; a letter that is not from whom it seems is refused."""
+    """Decrypt a letter: the share of the key, and the shares of all seeds in one piece.
+
+    Raises:
+        ValueError: The letter is not from this sender to this receiver.
+    """
     source, target, seed_shares, key_share = share_keys_plaintext_separate(decrypt(secret, letter))
     if (source, target) != (sender, receiver):
         raise ValueError(f"a letter from node {source} to {target} came as one from {sender} to {receiver}")

@@ -1,0 +1,70 @@
+"""Layers that a method gives to no device of the fleet."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpmt.parts.depth import mask
+from fedpmt.parts.part import GLOBAL
+from fedpmt.pricing.plan import MOST_KINDS
+from fedpmt.resources import ROUNDING
+from fedpmt.simulation.assignment import assign
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fedpmt.devices.fleet import Device
+    from fedpmt.simulation.loop import Federation, Progress
+
+LOG = logging.getLogger("fedpmt")
+
+
+def warn_of_untrained_layers(federation: Federation, progress: Progress) -> None:
+    """Log a warning where the method, as it would be assigned now, leaves some layer to nobody."""
+    layers = untrained_layers(federation, progress)
+    if layers:
+        samples = federation.settings.samples
+        LOG.warning(
+            "%s: %s",
+            federation.settings.method,
+            federation.planner.untrained(layers, federation.fleet, samples),
+        )
+
+
+def untrained_layers(federation: Federation, progress: Progress) -> tuple[str, ...]:
+    """Name the layers of the global model that no device trains in time and in memory.
+
+    None of them where devices train other nets than the global one: the server then makes its own use of those.
+    """
+    structure, settings = federation.problem.model.structure, federation.settings
+    latest = float("inf") if settings.deadline is None else settings.deadline * (1 + ROUNDING)
+    missing = {layer.name for layer in structure.layers}
+    round_, _ = federation.open(progress, reachable=())
+    for device in _strongest_first(federation):
+        one = assign(federation, progress, device, replace(round_, cohort=(device.id,)))
+        if one.part.model != GLOBAL:
+            return ()
+        if one.able and one.seconds <= latest:
+            trained = mask(structure, one.part.resident())
+            missing -= {layer.name for layer, on in zip(structure.layers, trained, strict=True) if on}
+        if not missing:
+            return ()
+    return tuple(layer.name for layer in structure.layers if layer.name in missing)
+
+
+def _strongest_first(federation: Federation) -> Iterable[Device]:
+    """Yield one device of each kind; in a fleet of very many kinds, the fastest of each level and depth."""
+    fleet, settings = federation.fleet, federation.settings
+    if len(fleet.profiles) <= MOST_KINDS:
+        kinds = [device for device, _ in fleet.profiles]
+    else:
+        groups = federation.planner.groups(fleet, settings.samples)
+        kinds = [fleet.device(int(members[np.argmax(fleet.speeds[members])])) for members in groups]
+    if settings.level_draw == "round":
+        # Any device may come to be on the highest level.
+        kinds = [fleet.at_level(device.id, len(fleet.level_speeds)) for device in kinds]
+    return reversed(kinds)
