@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "methods"
 sys.path.insert(0, str(EXAMPLES))
-from blocks import Blocks  # type: ignore[import-not-found]  # noqa: E402
-from fednova import FedNova  # type: ignore[import-not-found]  # noqa: E402
+from blocks import Blocks  # noqa: E402
+from fednova import FedNova  # noqa: E402
 from short_scaffold import ShortScaffold  # noqa: E402
 
 
