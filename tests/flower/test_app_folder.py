@@ -237,7 +237,7 @@ def test_an_app_may_have_an_optimizer_of_its_own(tmp_path: Path) -> None:
     assert plain.result is not None
     assert run.result.weights_sha256 != plain.result.weights_sha256
     with pytest.raises(
-        SettingError, match="^optimizer = 'custom' is refused: the app's problem has no optimizer"
+        SettingError, match=r"^optimizer = 'custom' is refused: the app's problem has no optimizer"
     ):
         deploy(tmp_path / "none", {**given, "optimizer": "custom"})
 
