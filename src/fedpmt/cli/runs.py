@@ -162,7 +162,9 @@ def methods(as_json: Json = False) -> None:
 def request_for(given: dict[str, Any], out: Path | None, *, resume: bool) -> api.Request:
     """What was typed, over the stored settings of the run that is resumed."""
     stored = records.read_config(out) if resume and out is not None and out.is_dir() else None
-    method = str(given.get("method") or (stored or {}).get("method") or Settings.model_fields["method"].default)
+    method = str(
+        given.get("method") or (stored or {}).get("method") or Settings.model_fields["method"].default
+    )
     options = api.options_for(method, given.get("options", {}))
     if stored is not None:
         given = {**stored, **given}
