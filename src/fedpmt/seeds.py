@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 NONE = 0xFFFF_FFFF
 """Stands for "no round" or "no device" in a key, apart from every real index."""
@@ -21,6 +23,8 @@ def generator(
     >>> float(generator(1, "order", 3, 7).random()) == float(generator(1, "order", 7, 3).random())
     False
     """
+    import numpy as np
+
     purpose_key = zlib.crc32(purpose.encode())
     key = (
         seed,

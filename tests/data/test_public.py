@@ -224,7 +224,7 @@ def test_whatever_is_accepted_is_also_offered() -> None:
 
 def test_a_method_without_the_data_it_needs_is_refused() -> None:
     with pytest.raises(
-        SettingError, match=r"public = 'none' is refused: needy needs some \(e.g. holdout:0.1\)"
+        SettingError, match=r"public = .none.: \S*Needy needs public data \(e.g. holdout:0.1\)"
     ):
         api.run(Needy(), rounds=1, public="none")
 

@@ -40,7 +40,7 @@ from fedpmt.parts.width import (
 from fedpmt.pricing.meter import download_bytes, upload_bytes
 from fedpmt.resources import RESOURCES, ROUNDING, parse_budget
 from fedpmt.seeds import Seeds
-from fedpmt.simulation.assemble import assembled, plan
+from fedpmt.simulation.assemble import assembled, extra_of, plan
 from fedpmt.simulation.assignment import assign
 from fedpmt.simulation.bookkeeping import record_device
 
@@ -91,7 +91,13 @@ def priced() -> Federation:
 def federation(name: str, **options: Any) -> Federation:
     """The same devices under another method; a price that was measured is measured for all."""
     chosen = api.settings_of({**RUN, "method": name, "options": options})
-    return replace(priced(), settings=chosen, method=api.method_of(chosen))
+    return with_method(replace(priced(), settings=chosen), api.method_of(chosen))
+
+
+def with_method(made: Federation, method: Method[Any, Any]) -> Federation:
+    """The same devices under this method."""
+    extra = extra_of(method, made.planner.price, made.planner.structures)
+    return replace(made, method=method, planner=replace(made.planner, extra=extra))
 
 
 def under(name: str, budget: str, **options: Any) -> Federation:
@@ -284,7 +290,7 @@ def test_a_device_that_chooses_pays_once_for_what_the_method_adds() -> None:
     method = Composed(parts=FedPMT(splitting="device"), local=Proximal(0.1))
     made = under("fedpmt", "operations=0.5")
     chosen = made.settings.model_copy(update={"splitting": "device"})
-    made = replace(made, method=method, settings=chosen)
+    made = with_method(replace(made, settings=chosen), method)
     structure = made.problem.model.structure
     depth, whole = suffixes(structure, LEVELS)[1], full(structure)
     exactly = meter(made, 0).usage(depth).operations

@@ -66,7 +66,9 @@ class Meter:
     extra: Callable[[Part], Extra] | None = (
         None  # what the method's local work adds; None: what the part says
     )
-    _quotes: dict[tuple[int, int | None], tuple[Part, Quote]] = field(init=False, default_factory=dict)
+    _quotes: dict[tuple[int, int | None], tuple[Part, Quote]] = field(
+        init=False, default_factory=dict, compare=False
+    )
 
     def complete(self, part: Part) -> Part:
         """The part with all that the method's local work adds to its price."""

@@ -46,7 +46,9 @@ class Planner:
     budget: Budget | None = None  # what a device may spend; None: the operations of its depth
     structures: Mapping[str, Structure] = field(default_factory=dict)  # of all nets in play
     extra: Callable[[Part], Extra] | None = None  # what the method's local work adds to a part's price
-    _plans: dict[tuple[Device, int], Plan] = field(init=False, default_factory=dict)  # by kind of device
+    _plans: dict[tuple[Device, int], Plan] = field(
+        init=False, default_factory=dict, compare=False
+    )  # by kind of device
 
     def seconds(self, device: Device, part: Part, samples: int) -> float:
         """T_k of a device that trains this part."""

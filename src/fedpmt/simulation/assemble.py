@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,14 +26,13 @@ from fedpmt.simulation.schedule import local_settings, make_optimizer
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from fedpmt.methods.base import Method
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Extra, Part
     from fedpmt.settings import Settings
-    from fedpmt.training.local import LocalWork
     from fedpmt.types import Examples
 
 
@@ -61,7 +59,7 @@ def plan(
     structure = problem.model.structure
     price = make_price(settings, problem)
     structures = {name: model.structure for name, model in problem.models.items()}
-    extra = None if method is None else partial(_extra, method.local, price, structures)
+    extra = None if method is None else extra_of(method, price, structures)
     masks = suffixes(structure, settings.depths or problem.depths)
     times = Times(price, settings.full_seconds, settings.epochs)
     return make_planner(
@@ -79,8 +77,12 @@ def plan(
     )
 
 
-def _extra(work: LocalWork[Any], price: Price, structures: Mapping[str, Structure], part: Part) -> Extra:
-    return work.extra(part, price, structures[part.model])
+def extra_of(
+    method: Method[Any, Any], price: Price, structures: Mapping[str, Structure]
+) -> Callable[[Part], Extra]:
+    """What a method's local work adds to the price of a part."""
+    work = method.local
+    return lambda part: work.extra(part, price, structures[part.model])
 
 
 @contextmanager
