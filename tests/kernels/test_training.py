@@ -258,20 +258,25 @@ def test_narrow_parts() -> None:
 def test_a_local_round_begins_without_velocity_and_leaves_its_inputs_alone() -> None:
     """Buffers are used again: nothing of one device may reach the next, not even if its training diverged."""
     model = paper_net("cnn-mnist")
-    case = Case(model, full(model.structure), samples(17, (1, 28, 28), 10), MOVING)
-    inputs, first = case.data.inputs.clone(), case.compiled()
-    lost = Case(
-        model, full(model.structure), samples(17, (1, 28, 28), 10, seed=5), StepRule(1e30, 0.9)
-    ).compiled()
-    assert lost is not None
-    assert lost[0]["fc1.weight"].isnan().any()
-    assert first is not None
-    for again in (
-        case.compiled(),
-        replace(case, rule=replace(MOVING, draws=np.zeros(3, dtype=int))).compiled(),
+    axes = model.structure.require_axes("this test")
+    inner = tuple(thinned(model.structure, axes, share) for share in (0.3, 0.6))
+    part = replace(full(model.structure), inner=inner)
+    case = Case(model, part, samples(17, (1, 28, 28), 10), MOVING)
+    inputs = case.data.inputs.clone()
+    for one in (
+        case,
+        replace(case, rule=PLAIN),
+        replace(case, rule=replace(MOVING, draws=np.array([0, 1, 2]))),
     ):
+        diverging = replace(
+            one, rule=replace(one.rule, learning_rate=1e30), data=samples(17, (1, 28, 28), 10, 5)
+        )
+        first, lost, again = one.compiled(), diverging.compiled(), one.compiled()
+        assert first is not None
+        assert lost is not None
         assert again is not None
-        assert all(torch.equal(again[0][name], one) for name, one in first[0].items())
+        assert not all(tensor.isfinite().all() for tensor in lost[0].values())
+        assert all(torch.equal(again[0][name], tensor) for name, tensor in first[0].items())
     assert torch.equal(case.data.inputs, inputs)
     assert all(
         torch.equal(paper_net("cnn-mnist").initial()[name], one) for name, one in model.initial().items()

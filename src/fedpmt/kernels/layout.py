@@ -38,13 +38,13 @@ class Shape:
     outputs: int  # padded
     own_inputs: int
     own_outputs: int
+    biased: bool
     spots: int = 1  # positions of each input channel that a linear layer behind a flatten sees
     height: int = 0
     width: int = 0
     kernel: tuple[int, int] = (0, 0)
     pooled: bool = False
     rectified: bool = False
-    biased: bool = True
 
     def structure(self, gain: float = 1.0) -> library.Layer:
         """As C reads it; its gradients count `gain` times."""
@@ -74,7 +74,8 @@ class Shape:
         return _aligned(size), _aligned((self.outputs,))
 
     def pack(self, tensors: Tensors, packed: np.ndarray, bias: np.ndarray) -> None:
-        """Write the layer's tensors there; padding stays as it is, zero."""
+        """Write the layer's tensors there."""
+        self.clear_padding(packed, bias)
         weight = tensors[f"{self.path}.weight"].detach().numpy()
         if self.biased:
             bias[: self.own_outputs] = tensors[f"{self.path}.bias"].detach().numpy()
@@ -82,6 +83,14 @@ class Shape:
             packed[:, :, : self.own_inputs, : self.own_outputs] = weight.transpose(2, 3, 1, 0)
             return
         self._turn(np.ascontiguousarray(weight), packed, back=False)
+
+    def clear_padding(self, packed: np.ndarray, bias: np.ndarray) -> None:
+        """Make what is beside the layer's tensors zero, which it is not any more where training has diverged."""
+        if packed.shape[-2] > self.own_inputs:
+            packed[..., self.own_inputs :, :] = 0
+        if self.outputs > self.own_outputs:
+            packed[..., self.own_outputs :] = 0
+            bias[self.own_outputs :] = 0
 
     def unpack(self, packed: np.ndarray, bias: np.ndarray, names: frozenset[str]) -> dict[str, Tensor]:
         """The tensors of the layer, as copies."""
@@ -146,7 +155,7 @@ def _shapes(model: LayeredModel, tensors: Tensors, inputs: Tensor, first: int) -
     found: list[Shape] = []
     size = (inputs.shape[2], inputs.shape[3]) if inputs.ndim == 4 else (1, 1)
     for path, module in model.modules_of(first, len(model.structure.layers)):
-        last = found[-1] if found else None
+        last, biased = found[-1] if found else None, f"{path}.bias" in tensors
         match module:
             case nn.Conv2d():
                 plain = (module.stride, module.padding, module.dilation, module.groups)
@@ -155,11 +164,8 @@ def _shapes(model: LayeredModel, tensors: Tensors, inputs: Tensor, first: int) -
                 filters, channels, tall, wide = tensors[f"{path}.weight"].shape
                 stored = last.outputs if last else channels
                 high, broad = size
-                found.append(
-                    Shape(
-                        path, True, stored, _padded(filters), channels, filters, 1, high, broad, (tall, wide)
-                    )
-                )
+                window = Shape(path, True, stored, _padded(filters), channels, filters, biased, 1, *size)
+                found.append(replace(window, kernel=(tall, wide)))
                 size = high - tall + 1, broad - wide + 1
             case nn.MaxPool2d():
                 pairs = (module.kernel_size, module.stride, module.padding, module.dilation)
@@ -176,14 +182,13 @@ def _shapes(model: LayeredModel, tensors: Tensors, inputs: Tensor, first: int) -
                 behind = last is not None and last.convolution
                 spots = size[0] * size[1] if behind else 1
                 stored = last.outputs * spots if last else _padded(features)
-                found.append(Shape(path, False, stored, _padded(outputs), features // spots, outputs, spots))
+                own = features // spots, outputs
+                found.append(Shape(path, False, stored, _padded(outputs), *own, biased, spots))
             case nn.Flatten() | nn.Identity():
                 pass
             case _:
                 return None
-    if not found or min(size) <= 0:
-        return None
-    return tuple(replace(one, biased=f"{one.path}.bias" in tensors) for one in found)
+    return tuple(found) if found and min(size) > 0 else None
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
@@ -208,7 +213,7 @@ _own = threading.local()
 def own_buffers(shapes: Sequence[Shape], place: str) -> Buffers:
     """This thread's buffers for one purpose: new memory for every device would cost more than what is copied there.
 
-    Padding is zero; everything else is what the last user left.
+    They hold what the last user left.
     """
     key, known = tuple(shapes), _own.__dict__
     if known.get(place, (None,))[0] != key:

@@ -277,7 +277,8 @@ static void linear_backward(const Layer *layer, const Step step, const Values *o
         if (own->bias_shift) own->biases[n] -= own->bias_shift[n];
     }
     for (int64_t n = 0; layer->biased && step.moving && n < outputs; n += LANES) {
-        vector sum = begin(step, step.fresh, own->biases + n, own->bias_velocity + n, own->bias_shift ? own->bias_shift + n : NULL);
+        vector sum = begin(step, step.fresh, own->biases + n, own->bias_velocity + n,
+                           own->bias_shift ? own->bias_shift + n : NULL);
         for (int64_t m = 0; m < count; m++) sum += load(error + m * outputs + n);
         store(own->biases + n, moved(step, step.fresh, own->biases + n, own->bias_velocity + n, sum));
     }
@@ -571,7 +572,8 @@ static void convolution_backward(const Layer *layer, const Work *work, const Ste
     }
     for (int64_t row = 0; row < rows; row++)
         for (int64_t k = 0; k < segment; k++)
-            step_filters(step, own, (row * segment + k) * filters, filters, work->gradient + row * stride + k, rows * stride);
+            step_filters(step, own, (row * segment + k) * filters, filters, work->gradient + row * stride + k,
+                         rows * stride);
     if (layer->biased)
         step_filters(step, &(Values){.weights = own->biases, .velocity = own->bias_velocity, .shift = own->bias_shift}, 0,
                      filters, bias, 1);

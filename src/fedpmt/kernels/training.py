@@ -218,6 +218,10 @@ def _nets(
             # The first step of all does not read them, but one that trains a corner of them leaves the rest for later.
             for array in (one for pair in velocity or () for one in pair if len(widths) > 1):
                 array.fill(0)
+        else:
+            for shape, *pairs in zip(shapes, weights, velocity or weights, strict=True):
+                for pair in pairs:
+                    shape.clear_padding(*pair)
         nets.append(
             Net(shapes, weights, velocity, laid_out(shapes, own, f"shift{name}") if own else None, gains)
         )
