@@ -206,6 +206,7 @@ def make_request(
         raise SettingError("metric and maximize need a model of your own: a paper task is scored by accuracy")
     given, optimizer, rate = _own_training(settings)
     if not isinstance(method, str):
+        method = method if given.get("budget") is None else _under_budget(method)
         given = {**given, **_settings_of_value(method, given)}
     else:
         given["method"] = method
@@ -256,8 +257,6 @@ def _own_training(
 
 def _settings_of_value(method: Method[Any, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a method given as a value stands for: its name, its own options, and what it shares."""
-    if settings.get("budget") is not None:
-        method = _under_budget(method)
     given: dict[str, Any] = {"method": name_of(method), "options": {}}
     for field in dataclasses.fields(method):  # type: ignore[arg-type]
         value = getattr(method, field.name)

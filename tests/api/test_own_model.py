@@ -60,7 +60,7 @@ def test_batch_norm_of_frozen_layers_stays_as_received() -> None:
     torch.manual_seed(0)
     module = ResNet()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    slow = {**FEW, "levels": "1/5,1/4"}
+    slow = {**FEW, "levels": "1/5,1/4", "deadline": 30}  # the whole net takes 40 seconds at speed 1/4
     run = fedpmt.run("fedpmt", model=module, train=images(120), test=images(60, 1), rounds=2, lr=0.2, **slow)
     assert run.result is not None
     after = load_file(Path(run.result.run) / "model.safetensors")

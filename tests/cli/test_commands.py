@@ -163,7 +163,7 @@ def test_dry_run_trains_nothing_and_writes_nothing(elsewhere: Path, monkeypatch:
     def trained(*_: object, **__: object) -> None:
         raise AssertionError("a device was trained")
 
-    monkeypatch.setattr(executors.Plain, "compute_group", trained)
+    monkeypatch.setattr(executors.Plain, "compute", trained)
     called = call("run", *TINY, "--dry-run")
     assert called.code == 0
     assert list(elsewhere.iterdir()) == []

@@ -48,13 +48,13 @@ SETTINGS = {
     "budget-nan": ("--time-budget nan", "time-budget = 'nan'"),
     "target": ("--target 1.5", "target must be > 0 and <= 1 for an accuracy (got 1.5)"),
     "budget": ("--budget operation", "budget = 'operation'", "did you mean 'operations'", "upload"),
-    "budget-share": ("--budget operations=40", "operations=40", "'40' must be a share", "up to 1"),
+    "budget-share": ("--budget operations=40", "operations=40", "'40' must be a share", "at most 1"),
     "budget-zero": ("--budget bytes=0", "bytes=0", "above 0", "MiB"),
     "budget-text": ("--budget time=fast", "time=fast", "'fast'", "s, min"),
     "budget-empty": ("--budget memory=", "budget = 'memory='", "share of the whole model"),
     "budget-unit": ("--budget operations=3MB", "operations=3MB", "'3MB' must be a share"),
     "budget-inf": ("--budget time=infs", "time=infs", "'infs'"),
-    "budget-levels": ("--budget upload=0.2,0.5", "upload=0.2,0.5", "2 amounts for 5 levels"),
+    "budget-levels": ("--budget upload=0.2,0.5", "upload=0.2,0.5", "2 amounts, but there are 5 levels"),
     "budget-mode": ("--budget time --mode paper", "budget = 'time'", "mode = 'exact'"),
     "availability": ("--availability 0", "availability = '0'"),
     "availability-nan": ("--availability nan", "availability = 'nan'"),
@@ -96,8 +96,8 @@ SETTINGS = {
     "option-value": ("--method feddrop --set feddrop.scope=al", "feddrop.scope = 'al'", "did you mean 'all'"),
     "option-number": ("--method feddrop --set keep=half", "feddrop.keep = 'half'", "a number is needed"),
     "option-truth": ("--method feddrop --set scaling=maybe", "feddrop.scaling = 'maybe'", "true or false"),
-    "option-range": ("--method feddrop --set keep=-1", "keep", "above 0"),
-    "option-nan": ("--method feddrop --set keep=nan", "keep", "above 0"),
+    "option-range": ("--method feddrop --set keep=-1", "keep", "must be > 0 and <= 1 (got -1.0)"),
+    "option-nan": ("--method feddrop --set keep=nan", "keep", "must be > 0 and <= 1 (got nan)"),
 }
 
 

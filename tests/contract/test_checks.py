@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
+from fedpmt.methods.averaging import Composed
 from fedpmt.methods.fedavg import FedAvg
+from fedpmt.methods.fedpmt import FedPMT
+from fedpmt.methods.fedprox import Proximal
+from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.testing import CHECKS, ON_A_BENCH, check_method
+from fedpmt.training.server import Yogi
 
 sys.path.insert(0, str(Path(__file__).parent))
 import broken_methods as broken
@@ -52,3 +57,17 @@ def test_the_first_failing_check_is_told_and_a_sound_method_passes() -> None:
     with pytest.raises(AssertionError, match=r"^Chatty: declares_what_replies_carry: "):
         check_method(broken.Chatty(), checks=ON_A_BENCH)
     check_method(FedAvg(), checks=ON_A_BENCH)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Composed(parts=FedPMT(), local=Proximal(0.1)),
+        Composed(parts=FedPMT(), mean="fill"),
+        Composed(parts=HeteroFL(masked=False)),
+        FedPMT(server=Yogi()),
+    ],
+    ids=["parts-local", "parts-mean", "parts", "server"],
+)
+def test_compositions_keep_the_contract(method: Any) -> None:
+    check_method(method, checks=ON_A_BENCH)

@@ -66,7 +66,8 @@ def unknown_net() -> dict[str, Any]:
         ("fedavg", {"executor": "plain"}, "autograd", None),
         ("fedavg", unknown_net(), "autograd", None),
         ("slimfl", {}, "autograd", "slimfl: compiled code does not support its local steps"),
-        ("fedavg", {"dp_clip": 1.0, "dp_noise": 1.0}, "autograd", "does not support its local steps"),
+        ("fedavg", {"dp_clip": 1.0, "dp_noise": 1.0}, "compiled", None),  # noise comes after the steps
+        ("fedavg", {"clip_norm": 1.0}, "autograd", "does not support its local steps with these settings"),
         ("feddrop", {"options": {"scaling": True}}, "mixed", "does not support parts like 'keep"),
     ],
 )

@@ -41,7 +41,7 @@ from fedpmt.pricing.meter import download_bytes, upload_bytes
 from fedpmt.resources import RESOURCES, ROUNDING, parse_budget
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import assembled, plan
-from fedpmt.simulation.assignment import assign, plan_for
+from fedpmt.simulation.assignment import assign
 from fedpmt.simulation.bookkeeping import record_device
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def choices(made: Federation, device: int) -> list[Part]:
 
 def meter(made: Federation, device: int) -> Meter:
     """What rounds take on a device, by what the method's local work adds to them."""
-    return plan_for(made, made.fleet.device(device), 40).meter
+    return made.planner.plan(made.fleet.device(device), 40).meter
 
 
 def length(made: Federation, part: Part, device: int) -> tuple[int, int]:

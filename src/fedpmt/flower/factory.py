@@ -117,7 +117,7 @@ def serve(
         wanted = len(there) or deployment.min_nodes or settings.devices
         roster.wait(grid, wanted, deployment.wait_seconds, there)
         fleet = roster.fleet(simulator.fleet, keep_levels=by_level)
-        planner = plan(without_transport(settings, deployment), reported, fleet)
+        planner = plan(without_transport(settings, deployment), reported, fleet, method)
         if start.devices is None:
             first = {"devices": tuple(roster.online()), "deadline": planner.deadline}
             start = write_start(folder, start.model_copy(update=first))

@@ -55,4 +55,6 @@ if not TYPE_CHECKING:  # else mypy would believe in any name
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module 'fedpmt.kernels' has no attribute '{name}'")
-        return getattr(importlib.import_module(f"fedpmt.kernels.{_HOMES[name]}"), name)
+        found = getattr(importlib.import_module(f"fedpmt.kernels.{_HOMES[name]}"), name)
+        globals()[name] = found  # asked for once
+        return found

@@ -11,6 +11,7 @@ import math
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -123,10 +124,24 @@ def shapes_of(
     model: LayeredModel, tensors: Tensors, inputs: Arrays, first: int = 0
 ) -> tuple[Shape, ...] | None:
     """The chain from layer `first` on, as shapes; None where the compiled code is not there or does not know it."""
-    if library.library() is None or not isinstance(inputs, Tensor) or not is_chain(model, first):
+    if library.library() is None or not isinstance(inputs, Tensor):
         return None
-    names = (name for layer in model.structure.layers[first:] for name in layer.tensors)
-    if not fits(model, inputs, first) or not all(map(_single, (inputs, *(tensors[name] for name in names)))):
+    own = [tensors[name] for layer in model.structure.layers[first:] for name in layer.tensors]
+    if any(one.dtype != torch.float32 or one.device.type != "cpu" for one in (inputs, *own)):
+        return None
+    known = _known.setdefault(model, {})
+    key = first, inputs.shape[1:], tuple(one.shape for one in own)
+    if key not in known:
+        known[key] = _shapes(model, tensors, inputs, first)
+    return known[key]
+
+
+_known: WeakKeyDictionary[LayeredModel, dict[object, tuple[Shape, ...] | None]] = WeakKeyDictionary()
+"""What was found of each model, by the sizes of its inputs and tensors."""
+
+
+def _shapes(model: LayeredModel, tensors: Tensors, inputs: Tensor, first: int) -> tuple[Shape, ...] | None:
+    if not is_chain(model, first) or not fits(model, inputs, first):
         return None
     found: list[Shape] = []
     size = (inputs.shape[2], inputs.shape[3]) if inputs.ndim == 4 else (1, 1)
@@ -169,10 +184,6 @@ def shapes_of(
     if not found or min(size) <= 0:
         return None
     return tuple(replace(one, biased=f"{one.path}.bias" in tensors) for one in found)
-
-
-def _single(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:

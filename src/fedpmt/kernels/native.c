@@ -64,7 +64,7 @@ typedef struct {
 
 /* The same for one layer: its gain is in the rate, and with momentum in the other two. */
 typedef struct {
-    int moving, nesterov;
+    int moving, nesterov, fresh; /* fresh: velocities are zero, whatever stands in their place */
     float rate, kept, momentum, decay, shifted;
 } Step;
 
@@ -95,10 +95,11 @@ INLINE void store(float *to, vector value) { *(vector *)to = value; }
 #endif
 INLINE int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
-static Step step_of(const Plan *plan, const Layer *layer) {
+static Step step_of(const Plan *plan, const Layer *layer, int fresh) {
     return (Step){
         .moving = plan->moving,
         .nesterov = plan->nesterov,
+        .fresh = fresh,
         .rate = plan->rate * layer->gain,
         .kept = plan->kept,
         .momentum = plan->momentum,
@@ -109,18 +110,20 @@ static Step step_of(const Plan *plan, const Layer *layer) {
 
 /* With momentum: what the gradient is added to, m v + decay w + shift. Its sums begin with it, so that a step has no
  * operation more than without. */
-INLINE vector begin(const Step step, const float *w, const float *velocity, const float *shift) {
-    vector sum = step.momentum * load(velocity);
+INLINE vector begin(const Step step, const int fresh, const float *w, const float *velocity, const float *shift) {
+    vector sum = {0};
+    if (!fresh) sum = step.momentum * load(velocity);
     if (step.decay != 0) sum += step.decay * load(w);
     if (shift) sum += step.shifted * load(shift);
     return sum;
 }
 
 /* The weights after the step of a new velocity, which takes the place of the old one. */
-INLINE vector moved(const Step step, const float *w, float *velocity, vector speed) {
+INLINE vector moved(const Step step, const int fresh, const float *w, float *velocity, vector speed) {
     vector way = speed;
     /* d + m v, where d = v - m v_old */
-    if (step.nesterov) way += step.momentum * speed - step.momentum * load(velocity);
+    if (step.nesterov) way += step.momentum * speed;
+    if (step.nesterov && !fresh) way -= step.momentum * load(velocity);
     store(velocity, speed);
     return load(w) - step.rate * way;
 }
@@ -161,7 +164,7 @@ INLINE void block_forward(const int vectors, const float *w, Batch of, int64_t i
 }
 
 /* A block takes its step; while it is in registers, the next batch goes through it. */
-INLINE void block_step(const int vectors, const int moving, const Step step, float *w, float *velocity,
+INLINE void block_step(const int vectors, const int moving, const int fresh, const Step step, float *w, float *velocity,
                        const float *shift, const float *x, const float *error, int64_t count, Batch next, int64_t inputs,
                        int64_t outputs) {
     vector block[ROWS][VECTORS];
@@ -169,7 +172,7 @@ INLINE void block_step(const int vectors, const int moving, const Step step, flo
         for (int v = 0; v < vectors; v++) {
             const int64_t at = r * outputs + v * LANES;
             block[r][v] = (vector){0};
-            if (moving) block[r][v] = begin(step, w + at, velocity + at, shift ? shift + at : NULL);
+            if (moving) block[r][v] = begin(step, fresh, w + at, velocity + at, shift ? shift + at : NULL);
         }
     for (int64_t m = 0; m < count; m++, x += inputs, error += outputs) {
         vector errors[VECTORS];
@@ -184,7 +187,7 @@ INLINE void block_step(const int vectors, const int moving, const Step step, flo
         for (int v = 0; v < vectors; v++) {
             const int64_t at = r * outputs + v * LANES;
             if (moving) {
-                block[r][v] = moved(step, w + at, velocity + at, block[r][v]);
+                block[r][v] = moved(step, fresh, w + at, velocity + at, block[r][v]);
             } else {
                 block[r][v] = step.kept * load(w + at) - step.rate * block[r][v];
                 if (shift) block[r][v] -= load(shift + at);
@@ -274,9 +277,9 @@ static void linear_backward(const Layer *layer, const Step step, const Values *o
         if (own->bias_shift) own->biases[n] -= own->bias_shift[n];
     }
     for (int64_t n = 0; layer->biased && step.moving && n < outputs; n += LANES) {
-        vector sum = begin(step, own->biases + n, own->bias_velocity + n, own->bias_shift ? own->bias_shift + n : NULL);
+        vector sum = begin(step, step.fresh, own->biases + n, own->bias_velocity + n, own->bias_shift ? own->bias_shift + n : NULL);
         for (int64_t m = 0; m < count; m++) sum += load(error + m * outputs + n);
-        store(own->biases + n, moved(step, own->biases + n, own->bias_velocity + n, sum));
+        store(own->biases + n, moved(step, step.fresh, own->biases + n, own->bias_velocity + n, sum));
     }
     start_sums(layer, own->biases, next);
     for (int64_t first = 0; first < inputs; first += CHUNK) {
@@ -290,15 +293,20 @@ static void linear_backward(const Layer *layer, const Step step, const Values *o
             DOWN(1);
         }
 #define STEP(vectors)                                                                                           \
-    block_step(vectors, 0, step, w + k * outputs + n, NULL, shift ? shift + k * outputs + n : NULL, x + k, error + n,     \
+    block_step(vectors, 0, 0, step, w + k * outputs + n, NULL, shift ? shift + k * outputs + n : NULL, x + k, error + n,     \
                count, behind(next, k, n), inputs, outputs)
 #define MOVING_STEP(vectors)                                                                                    \
     for (int r = 0; r < ROWS; r++)                                                                              \
         for (int v = 0; v < (vectors); v += 2)                                                                  \
             __builtin_prefetch(velocity + (k + ROWS + r) * outputs + n + v * LANES);                            \
-    block_step(vectors, 1, step, w + k * outputs + n, velocity + k * outputs + n,                                 \
+    block_step(vectors, 1, 0, step, w + k * outputs + n, velocity + k * outputs + n,                                 \
                shift ? shift + k * outputs + n : NULL, x + k, error + n, count, behind(next, k, n), inputs, outputs)
-        if (step.moving) {
+#define FIRST_STEP(vectors)                                                                                     \
+    block_step(vectors, 1, 1, step, w + k * outputs + n, velocity + k * outputs + n,                              \
+               shift ? shift + k * outputs + n : NULL, x + k, error + n, count, behind(next, k, n), inputs, outputs)
+        if (step.moving && step.fresh) {
+            BLOCKS(FIRST_STEP, first, last)
+        } else if (step.moving) {
             BLOCKS(MOVING_STEP, first, last)
         } else {
             BLOCKS(STEP, first, last)
@@ -523,9 +531,9 @@ INLINE void step_filters(const Step step, const Values *own, int64_t at, int64_t
         if (shift) w[f] -= shift[f];
     }
     for (int64_t f = 0; step.moving && f < filters; f += LANES) {
-        vector sum = begin(step, w + f, velocity + f, shift ? shift + f : NULL);
+        vector sum = begin(step, step.fresh, w + f, velocity + f, shift ? shift + f : NULL);
         for (int n = 0; n < LANES; n++) sum[n] += gradient[(f + n) * apart];
-        store(w + f, moved(step, w + f, velocity + f, sum));
+        store(w + f, moved(step, step.fresh, w + f, velocity + f, sum));
     }
 }
 
@@ -668,13 +676,13 @@ static int complete(const Layer *layers, const Work *work, int count, int frozen
     return work != NULL;
 }
 
-static void backward(Net net, const Work *work, const Plan *plan, const float *x, int64_t count, Batch next) {
+static void backward(Net net, const Work *work, const Plan *plan, int fresh, const float *x, int64_t count, Batch next) {
     const Batch nothing = {NULL, NULL, 0};
     float *error = work[plan->layers - 1].outputs; /* the last layer's outputs were turned into their error */
     for (int l = plan->layers - 1; l >= plan->frozen; l--) {
         const Layer *layer = net.layers + l;
         const Values *own = net.values + l;
-        const Step step = step_of(plan, layer);
+        const Step step = step_of(plan, layer, fresh);
         const int wanted = l > plan->frozen;
         const float *inputs = wanted ? work[l - 1].outputs : x;
         float *below = wanted ? work[l].errors : NULL;
@@ -781,7 +789,8 @@ double fedpmt_train(const Plan *plan, const Net *nets, const int32_t *draws, con
             next.x = then;
             next.y = work[first].outputs;
         }
-        backward(net, work, plan, frozen > first ? work[frozen - 1].outputs : now, some, next);
+        /* Where widths are drawn, velocities come as zeros: a corner may take its first step later. */
+        backward(net, work, plan, step == 0 && !draws, frozen > first ? work[frozen - 1].outputs : now, some, next);
         if (drawn < widest) copy_net(net, whole, count, 1);
         float *const swapped = now;
         now = then;
@@ -830,7 +839,7 @@ void fedpmt_gradients(const Net *net, Work *work, int32_t count, const float *in
                       const float *errors) {
     const Plan plan = {.layers = count, .rate = -1, .kept = 0};
     memcpy(work[count - 1].outputs, errors, sizeof(float) * samples * net->layers[count - 1].outputs);
-    backward(*net, work, &plan, inputs, samples, (Batch){NULL, NULL, 0});
+    backward(*net, work, &plan, 0, inputs, samples, (Batch){NULL, NULL, 0});
 }
 
 /* ---- aggregation ---- */

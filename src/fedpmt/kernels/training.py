@@ -119,7 +119,7 @@ def train(
     mean_loss = library.compiled().fedpmt_train(
         ctypes.byref(plan),
         (library.Net * len(nets))(*(net.structure for net in nets)),
-        ctypes.c_void_p(None if draws is None else draws.ctypes.data),
+        ctypes.c_void_p(None if draws is None or len(nets) == 1 else draws.ctypes.data),
         ctypes.c_void_p(rows.ctypes.data),
         ctypes.c_void_p(targets.ctypes.data),
         ctypes.c_void_p(orders.ctypes.data),
@@ -215,7 +215,8 @@ def _nets(
         velocity = own_buffers(shapes, f"velocity{name}") if rule.momentum else None
         if whole:
             fill(shapes, weights, _scaled(received, rule.factors))
-            for array in (one for pair in velocity or () for one in pair):
+            # The first step of all does not read them, but one that trains a corner of them leaves the rest for later.
+            for array in (one for pair in velocity or () for one in pair if len(widths) > 1):
                 array.fill(0)
         nets.append(
             Net(shapes, weights, velocity, laid_out(shapes, own, f"shift{name}") if own else None, gains)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedpmt.types import SettingError
 
@@ -27,7 +28,7 @@ class Layer:
     parameters: tuple[str, ...]
     buffers: tuple[str, ...] = ()  # float buffers only: counters neither travel nor are averaged
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[str, ...]:
         """Everything of this layer that travels and is averaged."""
         return self.parameters + self.buffers
@@ -75,20 +76,25 @@ class Structure:
     shapes: Mapping[str, tuple[int, ...]]
     axes: Axes | None = None
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """All parameter names, first layer first."""
         return tuple(name for layer in self.layers for name in layer.parameters)
 
-    @property
+    @cached_property
     def buffers(self) -> tuple[str, ...]:
         """All buffers, in order of the layers."""
         return tuple(name for layer in self.layers for name in layer.buffers)
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[str, ...]:
         """All tensors that travel, first layer first."""
         return tuple(name for layer in self.layers for name in layer.tensors)
+
+    @cached_property
+    def memo(self) -> dict[object, Any]:
+        """What is made of this structure again and again, such as its suffixes; by whatever key its maker chooses."""
+        return {}
 
     def size(self, names: Sequence[str]) -> int:
         """How many numbers these tensors hold."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from fedpmt.parts.depth import LEVEL_ID_BYTES
 from fedpmt.parts.part import NOTHING, travelling_shapes
 from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.resources import Resources
@@ -41,6 +42,19 @@ def download_bytes(part: Part, structure: Structure) -> int:
 
 
 @dataclass(frozen=True)
+class Quote:
+    """What one local round takes of a device, and what of it is the link's."""
+
+    usage: Resources
+    transfer: float  # of its seconds, on the link
+    download: int  # bytes of the task's tensors
+    upload: int  # bytes of the reply's tensors
+
+
+MOST_QUOTES = 1000
+
+
+@dataclass(frozen=True)
 class Meter:
     """What local rounds take on one device."""
 
@@ -52,6 +66,7 @@ class Meter:
     extra: Callable[[Part], Extra] | None = (
         None  # what the method's local work adds; None: what the part says
     )
+    _quotes: dict[tuple[int, int | None], tuple[Part, Quote]] = field(init=False, default_factory=dict)
 
     def complete(self, part: Part) -> Part:
         """The part with all that the method's local work adds to its price."""
@@ -69,19 +84,29 @@ class Meter:
 
     def usage(self, part: Part, steps: int | None = None) -> Resources:
         """What a local round of this part takes; `steps` where the device is asked for another number of them."""
-        part = self.complete(part)
-        cost, structure = self.cost(part), self.structures[part.model]
+        return self.quote(self.complete(part), steps).usage
+
+    def quote(self, part: Part, steps: int | None = None) -> Quote:
+        """The same in detail, of a complete part. Parts that come again, as suffixes do, are priced once."""
+        steps = None if steps == self.steps else steps
+        known = self._quotes.get((id(part), steps))
+        if known is not None and known[0] is part:
+            return known[1]
+        quote = self._price(part, steps)
+        # Parts by width or mask are made anew each time, and large: to remember them would only hold memory.
+        if part.overhead_bytes <= LEVEL_ID_BYTES and not part.inner and len(self._quotes) < MOST_QUOTES:
+            self._quotes[id(part), steps] = part, quote
+        return quote
+
+    def _price(self, part: Part, steps: int | None) -> Quote:
+        cost, structure, times = self.cost(part), self.structures[part.model], self.times
         share = 1.0 if steps is None else steps / self.steps
-        price, times = self.times.price, self.times
-        operations = price.round_operations(cost, samples=self.samples, epochs=times.epochs) * share
-        down, up = download_bytes(part, structure) + part.overhead_bytes, upload_bytes(part, structure)
-        return Resources(
-            operations,
-            times.training(self.device, cost, self.samples, share) + times.transfer(self.device, down, up),
-            down + up,
-            up,
-            cost.memory_bytes,
-        )
+        operations = times.price.round_operations(cost, samples=self.samples, epochs=times.epochs) * share
+        down, up = download_bytes(part, structure), upload_bytes(part, structure)
+        traffic = down + part.overhead_bytes + up
+        transfer = times.transfer(self.device, down + part.overhead_bytes, up)
+        seconds = times.training(self.device, cost, self.samples, share) + transfer
+        return Quote(Resources(operations, seconds, traffic, up, cost.memory_bytes), transfer, down, up)
 
     def resources(self, operations: float, download: float, upload: float) -> Resources:
         """The same for amounts that no part has, such as products with pruned weights that are not computed."""

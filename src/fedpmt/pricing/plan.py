@@ -17,11 +17,11 @@ from fedpmt.resources import ROUNDING, Resources
 from fedpmt.types import SettingError, shown_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fedpmt.devices.fleet import Fleet
     from fedpmt.models.structure import Structure
-    from fedpmt.parts.part import Part
+    from fedpmt.parts.part import Extra, Part
     from fedpmt.pricing.price import Price
     from fedpmt.pricing.times import Times
     from fedpmt.resources import Budget
@@ -45,6 +45,7 @@ class Planner:
     deadline: float  # what depths are fitted to
     budget: Budget | None = None  # what a device may spend; None: the operations of its depth
     structures: Mapping[str, Structure] = field(default_factory=dict)  # of all nets in play
+    extra: Callable[[Part], Extra] | None = None  # what the method's local work adds to a part's price
     _plans: dict[tuple[Device, int], Plan] = field(init=False, default_factory=dict)  # by kind of device
 
     def seconds(self, device: Device, part: Part, samples: int) -> float:
@@ -153,7 +154,7 @@ class Planner:
     def meter(self, device: Device, samples: int) -> Meter:
         """What local rounds take on a device."""
         steps = self.times.epochs * -(-samples // self.price.batch)
-        return Meter(self.times, self.structures, device, samples, steps)
+        return Meter(self.times, self.structures, device, samples, steps, self.extra)
 
     def plan(self, device: Device, samples: int) -> Plan:
         """What a device may spend: no more than FedPMT's depth costs there, or than the user allows.
@@ -168,20 +169,23 @@ class Planner:
         return self._plans[kind]
 
     def _plan(self, device: Device, samples: int) -> Plan:
-        meter, part = self.meter(device, samples), self.depth(device, samples)
+        # What FedPMT's depth takes is the limit, whatever another method adds to its own parts.
+        plain, part = replace(self.meter(device, samples), extra=None), self.depth(device, samples)
+        meter = self.meter(device, samples)
         limit = Resources.limit(memory=math.inf if self.assign == "level" else device.memory)
         number = self.depths.index(part) + 1
         if self.budget is None:
-            return Plan(meter, limit.but("operations", meter.usage(part).operations), number)
+            return Plan(meter, limit.but("operations", plain.usage(part).operations), number)
         resource = self.budget.resource
         if self.budget.planned:
-            return Plan(meter, limit.but(resource, meter.usage(part).of(resource)), number)
-        most = self.budget.most(device.level, meter.usage(self.depths[-1]))
+            return Plan(meter, limit.but(resource, plain.usage(part).of(resource)), number)
+        most = self.budget.most(device.level, plain.usage(self.depths[-1]))
         return Plan(meter, limit.but(resource, most))
 
     def weakest(self, fleet: Fleet, samples: int) -> Plan:
         """What every device of a fleet can keep to: the smallest share of what the whole model takes."""
-        plans = [self.plan(device, samples) for device in _kinds(fleet)]
+        plain = replace(self, extra=None)
+        plans = [plain.plan(device, samples) for device in _kinds(fleet)]
         resource = "operations" if self.budget is None else self.budget.resource
         weakest = min(
             plans, key=lambda one: one.limit.of(resource) / one.meter.usage(self.depths[-1]).of(resource)
@@ -225,6 +229,7 @@ def make_planner(
     samples: int,
     budget: Budget | None = None,
     structures: Mapping[str, Structure] | None = None,
+    extra: Callable[[Part], Extra] | None = None,
 ) -> Planner:
     """Make a planner for this fleet; without a deadline, depths are fitted to `Planner.tightest_deadline`."""
     if assign == "level" and len(fleet.level_speeds) != len(depths):
@@ -233,9 +238,8 @@ def make_planner(
             f"{len(fleet.level_speeds)} levels (set --depths or --levels, or use --assign deadline)"
         )
     limit = math.inf if deadline is None else deadline
-    planner = Planner(
-        structure, depths, price, times, assign, limit, budget, structures or {GLOBAL: structure}
-    )
+    nets = structures or {GLOBAL: structure}
+    planner = Planner(structure, depths, price, times, assign, limit, budget, nets, extra)
     if deadline is None and assign == "deadline":
         return replace(planner, deadline=planner.tightest_deadline(fleet, samples))
     return planner

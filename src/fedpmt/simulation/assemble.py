@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,11 +27,14 @@ from fedpmt.simulation.schedule import local_settings, make_optimizer
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from fedpmt.methods.base import Method
+    from fedpmt.models.structure import Structure
+    from fedpmt.parts.part import Extra, Part
     from fedpmt.settings import Settings
+    from fedpmt.training.local import LocalWork
     from fedpmt.types import Examples
 
 
@@ -50,10 +54,14 @@ def make_price(settings: Settings, problem: Problem) -> Price:
     )
 
 
-def plan(settings: Settings, problem: Problem, fleet: Fleet) -> Planner:
-    """Who trains what."""
+def plan(
+    settings: Settings, problem: Problem, fleet: Fleet, method: Method[Any, Any] | None = None
+) -> Planner:
+    """Who trains what; with a method, prices know what its local work adds to a part."""
     structure = problem.model.structure
     price = make_price(settings, problem)
+    structures = {name: model.structure for name, model in problem.models.items()}
+    extra = None if method is None else partial(_extra, method.local, price, structures)
     masks = suffixes(structure, settings.depths or problem.depths)
     times = Times(price, settings.full_seconds, settings.epochs)
     return make_planner(
@@ -66,8 +74,13 @@ def plan(settings: Settings, problem: Problem, fleet: Fleet) -> Planner:
         deadline=settings.deadline,
         samples=settings.samples,
         budget=settings.limits,
-        structures={name: model.structure for name, model in problem.models.items()},
+        structures=structures,
+        extra=extra,
     )
+
+
+def _extra(work: LocalWork[Any], price: Price, structures: Mapping[str, Structure], part: Part) -> Extra:
+    return work.extra(part, price, structures[part.model])
 
 
 @contextmanager
@@ -84,7 +97,7 @@ def assembled(
         problem = replace(problem, prototypes=nets)
         check_fit(settings, problem, method)
         # Prices are measured where torch is sure to be, and do not depend on the device.
-        planner = plan(settings, problem, fleet)
+        planner = plan(settings, problem, fleet, method)
         device = compute_device(settings.device)
         problem = replace(
             problem,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedpmt.devices.fleet import drifted
-from fedpmt.pricing.meter import download_bytes, upload_bytes
 from fedpmt.resources import Resources
 from fedpmt.settings import parse_drift
 from fedpmt.training.messages import Client, Task
@@ -43,7 +41,7 @@ def assign(federation: Federation, progress: Progress, device: Device, round_: R
     settings, data = federation.settings, federation.problem.data
     samples = data.samples(device.id)
     speed = (progress.speeds or {}).get(device.id, device.speed)  # as the server knows it
-    plan = plan_for(federation, replace(device, speed=speed), samples)
+    plan = federation.planner.plan(replace(device, speed=speed), samples)
     known = settings.splitting == "server"
     client = Client(
         device.id,
@@ -51,7 +49,7 @@ def assign(federation: Federation, progress: Progress, device: Device, round_: R
         speed if known else None,
         samples,
         plan.meter.steps,
-        data.label_counts(device.id),
+        data.label_counts(device.id) if federation.method.traits.needs_labels else None,
         plan if known else None,
     )
     task = federation.method.assign(progress.state, client, round_)
@@ -64,25 +62,13 @@ def assign(federation: Federation, progress: Progress, device: Device, round_: R
     return account(federation, device, task, choose(federation, device, task, samples), samples, plan)
 
 
-def plan_for(federation: Federation, device: Device, samples: int) -> Plan:
-    """What the planner grants a device, with prices that know the method's local work."""
-    plan = federation.planner.plan(device, samples)
-    extra = partial(_extra, federation)
-    return replace(plan, meter=replace(plan.meter, extra=extra))
-
-
-def _extra(federation: Federation, part: Part) -> Any:
-    structure = federation.planner.structures[part.model]
-    return federation.method.local.extra(part, federation.planner.price, structure)
-
-
 def choose(federation: Federation, device: Device, task: Task, samples: int) -> Part:
     """The part that a device takes of those on offer: the largest that it can afford, else the smallest (Option II)."""
     if len(task.offer) == 1:
         return task.offer[0]
     # Parts on offer are complete: what the method's work adds to them is not to be added again.
     plan, price = federation.planner.plan(device, samples), federation.planner.price
-    affordable = [part for part in task.offer[: plan.depth] if plan.fits(part)]
+    affordable = [part for part in task.offer[: plan.depth] if plan.meter.quote(part).usage <= plan.limit]
     if affordable:
         return max(affordable, key=lambda part: price(part).operations)
     return min(task.offer, key=lambda part: price(part).operations)
@@ -92,16 +78,15 @@ def account(
     federation: Federation, device: Device, task: Task, part: Part, samples: int, plan: Plan
 ) -> Assignment:
     """What it will take a device to do its task with this part."""
-    meter = replace(plan.meter, device=device, extra=None)
-    usage = meter.usage(part, steps_asked(federation, task, samples))
-    structure = federation.planner.structures[part.model]
-    down, up = download_bytes(part, structure), upload_bytes(part, structure)
-    transfer = meter.times.transfer(device, down + part.overhead_bytes, up)
+    meter = plan.meter if plan.meter.device.speed == device.speed else replace(plan.meter, device=device)
+    quote = meter.quote(part, steps_asked(federation, task, samples))
+    usage = quote.usage
     if usage.memory > device.memory:
         # It says so at once: nothing is sent and nobody waits.
         usage = Resources(usage.operations, memory=usage.memory)
         return Assignment(device, task, part, samples, plan, usage, 0.0, 0.0, 0, 0, able=False)
-    return Assignment(device, task, part, samples, plan, usage, usage.seconds, transfer, down, up)
+    seconds, down, up = usage.seconds, quote.download, quote.upload
+    return Assignment(device, task, part, samples, plan, usage, seconds, quote.transfer, down, up)
 
 
 def steps_asked(federation: Federation, task: Task, samples: int) -> int:

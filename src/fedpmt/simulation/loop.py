@@ -219,9 +219,10 @@ class Federation:
     def unit(self, device: int, task: Task, part: Part, samples: int, round_index: int) -> Unit:
         """One device's work, with what it kept from its last accepted round."""
         seeds = Seeds(self.settings.seed, round_index)
-        own = self.store.read(device, task.accepted_round)
-        if own is None and self.keeps_state:
-            own = self.method.local.first(device, partial(_for_device, Seeds(seeds.seed), device))
+        own, work = None, self.method.local
+        if self.keeps_state:
+            own = self.store.read(device, task.accepted_round)
+            own = work.first(device, partial(_for_device, Seeds(seeds.seed), device)) if own is None else own
         local = self.local(round_index)
         if task.epochs is not None:
             local = replace(local, epochs=task.epochs)

@@ -169,6 +169,12 @@ class LocalWork(Generic[D]):
     frozen_norms: bool = False
     """Whether BatchNorm uses the statistics it was sent; else it uses a batch's own, and moves the stored ones."""
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
     def first(self, device: int, rng: Rng) -> D | None:
         """What a device keeps before its first round: nothing."""
         return None
