@@ -106,7 +106,7 @@ def test_bytes_of_a_run_are_those_of_samples_alone() -> None:
 
 def test_logits_are_keyed_by_sample() -> None:
     """The same samples in another order, with their own logits: the same losses, so the same net, within rounding."""
-    bench = Bench(FedGKT(), batch=COUNT)
+    bench = Bench(FedGKT(rate=1e-3), batch=COUNT)
     teacher = torch.randn(COUNT, CLASSES) * 3
     order = np.random.default_rng(3).permutation(COUNT)
     (_, straight), (_, shuffled) = second_round(bench, teacher), second_round(bench, teacher, order)

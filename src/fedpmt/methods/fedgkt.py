@@ -182,7 +182,7 @@ class FedGKT(Method[Group, Edge]):
     server_alpha: float = 1.0  # α on the server: of the labels
     temperature: float = 3.0  # T
     server_epochs: int = 20  # E_s: of the server over what came in, at most; what its cap allows may be less
-    rate: float = 1e-5  # η of Adam, on both sides; with the code's 1e-3 first layers drift apart
+    rate: float = 3e-6  # η of Adam, on both sides; with the code's 1e-3 first layers drift apart
     adam_decay: float = 1e-4  # weight decay of Adam
     distil: bool = True  # whether the server learns from the devices' logits too, or from labels alone
     device_optimizer: Literal["adam", "run"] = "adam"  # on devices: Adam as above, or the run's own
