@@ -268,9 +268,11 @@ def _settings_of_value(method: Method[Any, Any], settings: Mapping[str, Any]) ->
                 )
             given |= server_settings(value) if value != field.default else {}
         elif field.name not in SHARED:
+            if value == field.default:
+                continue
             if isinstance(value, str | int | float):
                 given["options"][field.name] = value
-            elif value != field.default:
+            else:
                 # It has no name that a file could hold: the run is only ever resumed with its like.
                 given["digest"] = f"{settings.get('digest', '')}{field.name}={value!r};"
         elif settings.get(field.name) is None:

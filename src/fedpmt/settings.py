@@ -53,7 +53,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    method: str = Field("fedpmt", description="fedpmt, fedavg, feddrop; see `fedpmt methods`")
+    method: str = Field("fedpmt", description="a name of `fedpmt methods`, or package.module:Class")
     task: str = Field("fcnn-mnist", description="the net: " + ", ".join(TASKS))
     data: str = Field(
         "",

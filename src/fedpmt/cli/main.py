@@ -47,14 +47,14 @@ def _version(wanted: bool) -> None:
 def _program(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Show the version and leave.", is_eager=True, callback=_version),
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version),
     ] = False,
 ) -> None:
     pass
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program and leave with its exit code."""
+    """Run the program and exit with its code."""
     sys.exit(program(arguments))
 
 

@@ -31,7 +31,7 @@ Resume = Annotated[
     bool,
     typer.Option(
         "--resume",
-        help="Continue the run in the folder, to the bits it would have had.",
+        help="Continue the run in the folder; the weights are exactly those of an uninterrupted run.",
         rich_help_panel="The run",
     ),
 ]
