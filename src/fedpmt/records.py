@@ -185,7 +185,7 @@ class ResultRecord(Record):
         return self.score if self.score_name == ACCURACY else None
 
     def as_json(self) -> dict[str, Any]:
-        """All fields as JSON values, and `accuracy` beside `score` if the score is one."""
+        """All fields as JSON values, and `accuracy` as well as `score` if the score is one."""
         named = {ACCURACY: self.score} if self.score_name == ACCURACY else {}
         return {**self.model_dump(mode="json"), **named}
 

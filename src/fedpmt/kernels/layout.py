@@ -85,7 +85,7 @@ class Shape:
         self._turn(np.ascontiguousarray(weight), packed, back=False)
 
     def clear_padding(self, packed: np.ndarray, bias: np.ndarray) -> None:
-        """Make what is beside the layer's tensors zero, which it is not any more where training has diverged."""
+        """Set the padding around the layer's tensors to zero; training that diverged leaves other values there."""
         if packed.shape[-2] > self.own_inputs:
             packed[..., self.own_inputs :, :] = 0
         if self.outputs > self.own_outputs:

@@ -229,7 +229,7 @@ def _nets(
 
 
 def _shift(received: Tensors, rule: StepRule) -> Tensors:
-    """What is the same in every step beside the gradient: constant - μ w, times η without momentum; empty if nothing.
+    """What every step adds to the gradient: constant - μ w, times η without momentum; empty if nothing.
 
     A tensor that the forward pass multiplies by s is trained as s times itself, and so is this.
     """

@@ -27,7 +27,7 @@ Weight = Literal["samples", "uniform"]
 
 
 def weight_of(weight: Weight, samples: int) -> int:
-    """a_k of a device that holds so many samples."""
+    """a_k of a device by its number of samples."""
     return samples if weight == "samples" else 1
 
 

@@ -121,7 +121,7 @@ class CoDistillation(LocalWork[Personal]):
 
 
 def drawn(public: Examples, count: int, seed: int) -> Examples:
-    """U_t: so many public samples, the same for all who know the seed; all of them, where there are no more."""
+    """U_t: `count` public samples, the same for all who know the seed; all of them, where there are no more."""
     if count >= len(public):
         return public
     return public.take(np.sort(np.random.default_rng(seed).permutation(len(public))[:count]))

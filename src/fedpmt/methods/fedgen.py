@@ -107,7 +107,7 @@ def diversity(features: Tensor, noise: Tensor) -> Tensor:
 
 
 def noise_of(rng: np.random.Generator, count: int, size: int, device: torch.device) -> Tensor:
-    """ε for so many samples."""
+    """ε for `count` samples."""
     import torch
 
     return torch.from_numpy(rng.random((count, size), dtype=np.float32)).to(device)

@@ -187,7 +187,7 @@ class Sparse:
 
 
 class MaskFold(Fold[Sparse]):
-    """The mean of the active entries; then, every so many rounds, another mask."""
+    """The mean of the active entries; then, at intervals, another mask."""
 
     def __init__(self, method: PruneFL, state: Sparse, round: Round) -> None:
         from fedpmt.aggregation import CoverageMean

@@ -261,12 +261,12 @@ def _convert(key: str, value: Scalar, kind: Any) -> Any:
         return named[text]
     if bool in kinds:
         if text.lower() not in ("true", "false"):
-            raise SettingError(f"{key} = '{value}' is refused: true or false is needed")
+            raise SettingError(f"{key} = '{value}' must be true or false")
         return text.lower() == "true"
     numbers = [number for number in (int, float) if number in kinds]
     for number in numbers:
         with contextlib.suppress(ValueError):
             return number(text)
     if numbers:
-        raise SettingError(f"{key} = '{value}' is refused: a number is needed")
+        raise SettingError(f"{key} = '{value}' must be a number")
     return value

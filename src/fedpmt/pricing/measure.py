@@ -42,7 +42,7 @@ class Measurement:
     hidden_bytes: float = 0.0  # of one sample in the cache
 
     def activations(self, samples: int) -> int:
-        """Bytes that the backward pass of so many samples begins with, their batch included."""
+        """Bytes held when the backward pass of a batch begins, the batch included."""
         return self.step.at(self.kept, samples) if len(self.step.each) else 0
 
 
@@ -114,7 +114,7 @@ def _count(
 
 @dataclass
 class _Held:
-    """Bytes held after each operation of a local round with so many samples, the weights apart."""
+    """Bytes held after each operation of a local round, by the number of samples, without the weights."""
 
     step: list[int]
     kept: int

@@ -210,7 +210,7 @@ class Price:
         cache = prefix_pass = 0
         if measured.prefix is not None:
             cache = math.ceil(self.samples * measured.hidden_bytes)
-            # The first chunk's output is the cache, or says how large it is to be; the others are run beside it.
+            # The first chunk's output is the cache, or says how large it is to be; the others are run while it is held.
             first, others = min(PREFIX_BATCH, self.samples), min(PREFIX_BATCH, self.samples - PREFIX_BATCH)
             prefix_pass = measured.prefix.peak(first)
             if others > 0:

@@ -158,7 +158,7 @@ class Bench:
         return aggregate(self.method, self.state, replies, self.round(index), self.server)
 
     def client(self, device: int, budget: float = math.inf, count: int = 8) -> Client:
-        """Make what the method may know of a device with this budget and so many samples."""
+        """Make what the method may know of a device with this budget and this number of samples."""
         steps = self.settings.steps(count)
         structures = {name: net.structure for name, net in self.models.items()}
 

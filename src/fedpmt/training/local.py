@@ -45,7 +45,7 @@ class LocalSettings:
     privacy: Privacy | None = None
 
     def steps(self, samples: int, limit: int | None = None) -> int:
-        """τ: the steps of a local round over so many samples, at most `limit`."""
+        """τ: the steps of a local round over this number of samples, at most `limit`."""
         steps = self.epochs * -(-samples // self.batch)
         return steps if limit is None else min(steps, limit)
 

@@ -54,7 +54,7 @@ class Privacy:
 
 
 def epsilon(noise: float, releases: int, delta: float) -> float:
-    """ε of so many replies of one device at δ, by Rényi differential privacy, without amplification by sampling.
+    """ε of `releases` replies of one device at δ, by Rényi differential privacy, without amplification by sampling.
 
     One reply has RDP α ρ with ρ = 2² / (2 z²); T of them α T ρ; and ε = min_α α T ρ + log(1/δ) / (α - 1), which is
 
