@@ -94,7 +94,7 @@ SETTINGS = {
     "option-no-method": ("--set feddrp.scope=all", "feddrp", "did you mean 'feddrop'"),
     "option-form": ("--set scope", "set = 'scope'", "METHOD.KEY=VALUE"),
     "option-value": ("--method feddrop --set feddrop.scope=al", "feddrop.scope = 'al'", "did you mean 'all'"),
-    "option-number": ("--method feddrop --set keep=half", "feddrop.keep = 'half'", "a number is needed"),
+    "option-number": ("--method feddrop --set keep=half", "feddrop.keep = 'half'", "must be a number"),
     "option-truth": ("--method feddrop --set scaling=maybe", "feddrop.scaling = 'maybe'", "true or false"),
     "option-range": ("--method feddrop --set keep=-1", "keep", "must be > 0 and <= 1 (got -1.0)"),
     "option-nan": ("--method feddrop --set keep=nan", "keep", "must be > 0 and <= 1 (got nan)"),

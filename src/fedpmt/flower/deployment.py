@@ -1,6 +1,7 @@
 """What a Flower run reads from its run config: the settings of any run, and those of the deployment. Loads no torch.
 
-`deployment.json`, in the folder of the records, keeps what a deployment was begun with, so that a resume goes on in the same way.
+`deployment.json`, in the folder of the records, keeps what a deployment was begun
+with, so that a resume goes on in the same way.
 """
 
 from __future__ import annotations

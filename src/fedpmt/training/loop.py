@@ -231,7 +231,7 @@ def train_on_server(
     rate: float,
     batch: int | None = None,
 ) -> tuple[Run[Any], float]:
-    """Take `steps` steps by the one local loop, over the data as often as it takes: the finished run and its mean loss."""
+    """Take steps by the one local loop, over the data as often as it takes: the finished run and its mean loss."""
     batch = batch or job.site.settings.batch
     epochs = -(-steps // -(-len(job.data) // batch))
     site = replace(job.site, settings=LocalSettings(epochs, batch, rate, prefix="recompute"))
