@@ -8,7 +8,7 @@ import pytest
 
 from fedpmt import api
 from fedpmt.devices.fleet import Device, drifted
-from fedpmt.pricing.adaptive import believed, fitted
+from fedpmt.pricing.adaptive import clamp_seconds, fit_speed
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def late(run: RunRecord, first: int = 0) -> int:
 
 def test_the_newest_measurement_counts_by_its_weight() -> None:
     """10 s and then 20 s for the same work: 15 s at half weight, so two thirds of the speed."""
-    assert fitted(1.0, 0.5, 0.5) == pytest.approx(2 / 3)
+    assert fit_speed(1.0, 0.5, 0.5) == pytest.approx(2 / 3)
     speed = 1.0
     for _ in range(30):
-        speed = fitted(speed, 0.2, 0.5)
+        speed = fit_speed(speed, 0.2, 0.5)
     assert speed == pytest.approx(0.2)
 
 
@@ -116,6 +116,6 @@ def test_settings_that_cannot_be(given: dict[str, Any], reason: str) -> None:
 def test_speeds_stay_numbers_to_plan_with_whatever_seconds_are_reported(
     seconds: float, late: float | None
 ) -> None:
-    speed = fitted(1.0, 10.0 / believed(seconds, late), 1.0)
+    speed = fit_speed(1.0, 10.0 / clamp_seconds(seconds, late), 1.0)
     assert 1e-9 < speed < 1e9
-    assert believed(1.0, late) == 1.0
+    assert clamp_seconds(1.0, late) == 1.0

@@ -9,23 +9,25 @@ SHORTEST, LONGEST = 1e-6, 1e9
 """Seconds of training that are believed; beyond them a speed would be no number to plan with."""
 
 
-def believed(seconds: float, late: float | None) -> float:
+def clamp_seconds(seconds: float, late: float | None) -> float:
     """Seconds as they count: of one that arrived no more than of one that did not.
 
-    >>> believed(30.0, late=120.0), believed(1e300, late=120.0), believed(1e300, late=None), believed(1e-300, late=None)
-    (30.0, 120.0, 1000000000.0, 1e-06)
+    >>> clamp_seconds(30.0, late=120.0), clamp_seconds(1e300, late=120.0)
+    (30.0, 120.0)
+    >>> clamp_seconds(1e300, late=None), clamp_seconds(1e-300, late=None)
+    (1000000000.0, 1e-06)
     """
     return max(SHORTEST, min(seconds, LONGEST if late is None else late))
 
 
-def fitted(before: float, observed: float, weight: float) -> float:
+def fit_speed(before: float, observed: float, weight: float) -> float:
     """κ after one more measurement, the newest with this weight, so that drift is followed.
 
         1 / κ <- (1 - a) / κ + a / κ_observed
 
     Seconds are averaged and not speeds, since it is seconds that a deadline bounds.
 
-    >>> fitted(1.0, 0.5, 1.0), round(fitted(1.0, 0.5, 0.5), 4)
+    >>> fit_speed(1.0, 0.5, 1.0), round(fit_speed(1.0, 0.5, 0.5), 4)
     (0.5, 0.6667)
     """
     return 1 / ((1 - weight) / before + weight / observed)

@@ -49,7 +49,7 @@ def assign(federation: Federation, progress: Progress, device: Device, round_: R
         speed if known else None,
         samples,
         plan.meter.steps,
-        data.label_counts(device.id) if federation.method.traits.needs_labels else None,
+        data.label_counts(device.id) if federation.needs_labels else None,
         plan if known else None,
     )
     task = federation.method.assign(progress.state, client, round_)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedpmt.parts.depth import mask
 from fedpmt.parts.part import GLOBAL
-from fedpmt.pricing.adaptive import LATE, believed, fitted
+from fedpmt.pricing.adaptive import LATE, clamp_seconds, fit_speed
 from fedpmt.records import DeviceRecord, RoundRecord
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def fit_speeds(
         late = LATE * (settings.deadline or one.seconds)
         seconds = late if outcome == "late" else one.seconds - one.transfer
         if work > 0 and seconds > 0:
-            seconds = believed(seconds, late if settings.deadline else None)
+            seconds = clamp_seconds(seconds, late if settings.deadline else None)
             before = speeds.get(one.device.id, float(federation.fleet.speeds[one.device.id]))
-            speeds[one.device.id] = fitted(before, work / seconds, settings.speed_weight)
+            speeds[one.device.id] = fit_speed(before, work / seconds, settings.speed_weight)
     return speeds
 
 

@@ -207,7 +207,12 @@ class Federation:
         """Whether the virtual clock has passed the user's budget."""
         return self.settings.time_budget is not None and progress.virtual_seconds >= self.settings.time_budget
 
-    @property
+    @cached_property
+    def needs_labels(self) -> bool:
+        """Whether the method asks which classes a device holds."""
+        return self.method.traits.needs_labels
+
+    @cached_property
     def keeps_state(self) -> bool:
         """Whether devices keep something between rounds."""
         return type(self.method.local).first is not LocalWork.first
