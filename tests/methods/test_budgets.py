@@ -339,3 +339,13 @@ def test_a_fleet_of_very_many_kinds_has_a_weakest_too() -> None:
     planner = plan(chosen, api.paper_problem_of(chosen), fleet)
     slowest = planner.plan(fleet.device(int(np.argmin(fleet.speeds))), chosen.samples)
     assert planner.weakest(fleet, chosen.samples) == slowest
+
+
+def test_without_a_budget_the_planned_depth_stands_whatever_else_the_work_takes() -> None:
+    """With a proximal term the whole model takes more than its plain price: it is trained all the same."""
+    chosen = api.settings_of({key: value for key, value in RUN.items() if key != "budget"})
+    method = Composed(parts=FedPMT(), local=Proximal(0.1))
+    with assembled(chosen, api.paper_problem_of(chosen), method, Path(mkdtemp())) as made:
+        _, assignments = made.open(made.start())
+        labels = {one.device.level: one.part.label for one in assignments}
+    assert labels == {level: f"depth {level}" for level in range(1, LEVELS + 1)}

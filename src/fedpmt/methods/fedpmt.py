@@ -44,9 +44,13 @@ class FedPMT(PartAveraging):
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """Option I: the largest f_k within what the server knows the device can do."""
-        # No deeper than planned, though with a cached prefix a deeper part may hold less memory.
-        planned = client.plan.depth if client.plan is not None else None
-        chosen = largest(self.masks(state)[:planned], client.fits)
+        plan, masks = client.plan, self.masks(state)
+        planned = None if plan is None else plan.depth
+        if plan is not None and planned is not None and not plan.budgeted:
+            chosen = masks[planned - 1]
+        else:
+            # No deeper than planned, though with a cached prefix a deeper part may hold less memory.
+            chosen = largest(masks[:planned], client.fits)
         return chosen if self.block == "suffix" else self.elsewhere(state, chosen, round)
 
     def offer(self, state: Averaged, client: Client, round: Round) -> tuple[Part, ...]:

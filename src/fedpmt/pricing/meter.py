@@ -126,6 +126,7 @@ class Plan:
     meter: Meter
     limit: Resources  # for a local round
     depth: int | None = None  # FedPMT's, 1 the smallest; None where a budget in amounts decides
+    budgeted: bool = False  # whether the user set a budget; else the limit is what FedPMT's depth takes
 
     def fits(self, part: Part) -> bool:
         """Whether a local round of this part is within the limit."""

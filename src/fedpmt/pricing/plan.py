@@ -180,9 +180,10 @@ class Planner:
             return Plan(meter, limit.but("operations", plain.usage(part).operations), number)
         resource = self.budget.resource
         if self.budget.planned:
-            return Plan(meter, limit.but(resource, plain.usage(part).of(resource)), number)
+            most = plain.usage(part).of(resource)
+            return Plan(meter, limit.but(resource, most), number, budgeted=True)
         most = self.budget.most(device.level, plain.usage(self.depths[-1]))
-        return Plan(meter, limit.but(resource, most))
+        return Plan(meter, limit.but(resource, most), budgeted=True)
 
     def weakest(self, fleet: Fleet, samples: int) -> Plan:
         """What every device of a fleet can keep to: the smallest share of what the whole model takes."""
