@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 ROOT = Path(fedpmt.__file__).parent
-FUNCTIONS, FILES = 149, 38
+FUNCTIONS, FILES = 140, 35
 """As measured; they may only be lowered. The aim of the second edition is 90 functions in 20 files."""
 
 
