@@ -36,7 +36,7 @@ PAGES = {
 }
 
 app = typer.Typer(
-    help="Make the paper's tables and figures again, with its own values beside ours, and compare all methods. "
+    help="Make the paper's tables and figures again, with its own values next to ours, and compare all methods. "
     "Every command writes a page as Markdown and as HTML, its numbers as JSON and its figures as SVG.",
     epilog="Examples: [bold]python -m reproduction accuracy --quick[/] (minutes, on embedded data) · "
     "[bold]python -m reproduction accuracy --seeds 0-9 --draw-only --out docs/results[/] (from the kept runs)",

@@ -1,7 +1,7 @@
 """The runs that experiments are made of: found among the kept records, or played, several at a time.
 
 Kept records are one archive per results page. A run that several pages need is kept once, in the archive of the page
-that played it. While a page is being played its finished runs lie beside the archives as single files, so that a kill
+that played it. While a page is being played its finished runs lie next to the archives as single files, so that a kill
 loses none of them; `Library.pack` puts them into the archive.
 """
 

@@ -88,7 +88,7 @@ def small_offset(problem: Problem) -> float:
 
 
 def rate(scope: Scope) -> list[Case]:
-    """FedPMT with even depths beside FedAvg: i.i.d. or not, all devices or half of them, levels fixed or redrawn."""
+    """FedPMT with even depths next to FedAvg: i.i.d. or not, all devices or half of them, levels fixed or redrawn."""
     cases = []
     for alike, differing, rounds in (
         (quadratic(), quadratic(difference=0.3), scope.quadratic_rounds),
@@ -121,7 +121,7 @@ def rate(scope: Scope) -> list[Case]:
 
 
 def fleet_levels(counts: Sequence[int]) -> list[int]:
-    """The depth of every device of the fleet where a cohort has so many of each."""
+    """The depth of every device of the fleet where a cohort has these counts of each."""
     each = DEVICES // sum(counts)
     return [depth for depth, count in enumerate(counts, start=1) for _ in range(count * each)]
 

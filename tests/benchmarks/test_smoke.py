@@ -232,7 +232,7 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_own_rounds_are_measured_depth_by_width(tmp_path: Path) -> None:
-    """The full depth is the unit of both columns, and an evaluated round is told apart from a plain one."""
+    """The full depth is the unit of both columns, and an evaluated round is measured apart from a plain one."""
     plan = Plan((SMOKE,), repeat=1, warmup=1, rounds=3, work=tmp_path, own_environment=False)
     results = own.run(plan, epochs=(1,))
     assert [one.depth for one in results.depths] == [1, 2, 3, 4]
