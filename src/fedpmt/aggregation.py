@@ -119,7 +119,7 @@ class CoverageMean:
         if fresh:
             self._sums[name] = _room(self.weights[name])
         tensors = [tensor for tensor, _ in waiting]
-        if kernels.fold(self._sums[name], None, tensors, [share for _, share in waiting], fresh=fresh):
+        if kernels.fold(self._sums[name], tensors, [share for _, share in waiting], fresh=fresh):
             return
         for total, *changed in _blocks(self._sums[name], *tensors):
             for place, (own, (_, share)) in enumerate(zip(changed, waiting, strict=True)):

@@ -18,7 +18,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
@@ -111,7 +111,25 @@ class DeviceRecord(Record):
         return self.used is not None and self.budget is not None and self.used > self.budget * (1 + ROUNDING)
 
 
-class RoundRecord(Record):
+class Scored(Record):
+    """A record with a score that has a name; the fields stand in its subclasses."""
+
+    if TYPE_CHECKING:
+        score: float | None
+        score_name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _migrate(cls, fields: Any) -> Any:
+        return migrate(fields) if isinstance(fields, Mapping) else fields
+
+    @property
+    def accuracy(self) -> float | None:
+        """The score if it is an accuracy, else None."""
+        return self.score if self.score_name == ACCURACY else None
+
+
+class RoundRecord(Scored):
     """One round. Bytes, operations and `round_seconds` are of this round; `virtual_seconds` is the clock after it."""
 
     round: int  # t, from 1
@@ -135,18 +153,8 @@ class RoundRecord(Record):
     evaluates: Evaluated = "global"  # what the score is of
     metrics: dict[str, float] = {}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _migrate(cls, fields: Any) -> Any:
-        return migrate(fields) if isinstance(fields, Mapping) else fields
 
-    @property
-    def accuracy(self) -> float | None:
-        """The score if it is an accuracy, else None."""
-        return self.score if self.score_name == ACCURACY else None
-
-
-class ResultRecord(Record):
+class ResultRecord(Scored):
     """What a run ended with; `as_json` is what `--json` prints."""
 
     method: str
@@ -173,16 +181,6 @@ class ResultRecord(Record):
     public_samples: int = 0  # unlabelled, no device's own
     validation_samples: int = 0  # labelled, the server's own
     path: ComputePath | None = None  # None where it is not known: on real devices, or in old records
-
-    @model_validator(mode="before")
-    @classmethod
-    def _migrate(cls, fields: Any) -> Any:
-        return migrate(fields) if isinstance(fields, Mapping) else fields
-
-    @property
-    def accuracy(self) -> float | None:
-        """The score if it is an accuracy, else None."""
-        return self.score if self.score_name == ACCURACY else None
 
     def as_json(self) -> dict[str, Any]:
         """All fields as JSON values, and `accuracy` as well as `score` if the score is one."""

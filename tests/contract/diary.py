@@ -1,7 +1,7 @@
 """A method for tests only: it uses every part of the interface that the first three methods leave alone.
 
 Devices keep a diary (their own bias vector and how often they took part), a drift tensor travels both ways
-beside the weights, the device chooses its depth, and what is evaluated is personal: the shared model with
+with the weights, the device chooses its depth, and what is evaluated is personal: the shared model with
 the device's own bias on top.
 """
 

@@ -404,7 +404,7 @@ def test_a_server_rate_that_cannot_be_is_refused() -> None:
 
 
 def test_a_server_has_one_rate() -> None:
-    """Momentum steps x by its own rate, here half of what the mean says; η_g beside it would be left out."""
+    """Momentum steps x by its own rate, here half of what the mean says; η_g in addition would be left out."""
     plain, half = Bench(Scaffold()), Bench(Scaffold(server=Momentum(lr=0.5)))
     replies = [plain.reply(0), plain.reply(1)]
     one, other = (bench.aggregate(replies).state for bench in (plain, half))

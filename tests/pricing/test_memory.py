@@ -121,7 +121,7 @@ def price_of(model: LayeredModel, inputs: Arrays, batch: int, *, cached: bool, m
 def measured(
     model: LayeredModel, weights: Tensors, part: Part, inputs: Arrays, local: LocalSettings
 ) -> float:
-    """The received weights, and the most that a local round allocates beside them."""
+    """The received weights, and the most that a local round allocates on top of them."""
     site = Site({GLOBAL: model}, CLASSIFICATION, local)
     data = Examples(inputs, torch.arange(SAMPLES) % 10, np.arange(SAMPLES))
     task = Task((part,), {MODEL: weights})

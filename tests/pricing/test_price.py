@@ -180,7 +180,7 @@ class TestMemory:
     def test_fcnn_by_hand(self, cached: bool) -> None:
         price = price_of("fcnn-mnist", cached=cached)
         for frozen in range(5):
-            # Without a cache the batch itself stays, beside what the frozen layers made of it.
+            # Without a cache the batch itself stays, and so does what the frozen layers made of it.
             batch = self.units[frozen] if cached else 784 + (self.units[frozen] if frozen else 0)
             gradients = 4 * self.trained[frozen]
             # Outputs of the trained layers, the loss's ten numbers for each sample, and the loss.

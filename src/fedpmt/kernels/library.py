@@ -17,7 +17,7 @@ from typing import Any
 
 from platformdirs import user_cache_dir
 
-VERSION = 2  # as in native.c
+VERSION = 3  # as in native.c
 LANES = 8  # likewise
 
 FLAGS = (

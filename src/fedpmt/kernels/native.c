@@ -19,7 +19,7 @@
 #define LANES 8
 #define SLACK LANES
 /* Changes with the meaning of an argument or a field, which sizes and offsets alone don't show. */
-#define VERSION 2
+#define VERSION 3
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -848,24 +848,20 @@ void fedpmt_gradients(const Net *net, Work *work, int32_t count, const float *in
 
 #define ENTRIES 8192
 
-/* sums += shares[k] * (replies[k] - now), reply after reply in this order; from zero where `fresh`. Where `now` is NULL,
- * replies are differences already. */
-void fedpmt_fold(float *sums, const float *now, const float *const *replies, const float *shares, int32_t count,
-                 int64_t entries, int32_t fresh) {
+/* sums += shares[k] * replies[k], reply after reply in this order; from zero where `fresh`. */
+void fedpmt_fold(float *sums, const float *const *replies, const float *shares, int32_t count, int64_t entries,
+                 int32_t fresh) {
     if (fresh) memset(sums, 0, sizeof(float) * entries);
     for (int64_t first = 0; first < entries; first += ENTRIES) {
         const int64_t last = first + ENTRIES < entries ? first + ENTRIES : entries;
         for (int k = 0; k < count; k++) {
             const float *own = replies[k], share = shares[k];
-            if (share == 1 && now) {
-                for (int64_t j = first; j < last; j++) sums[j] += own[j] - now[j];
-            } else if (share == 1) {
+            if (share == 1) {
                 for (int64_t j = first; j < last; j++) sums[j] += own[j];
             } else {
                 /* By way of memory, so that product and sum are rounded each for itself, as torch does it. */
                 float steps[ENTRIES];
-                for (int64_t j = first; now && j < last; j++) steps[j - first] = share * (own[j] - now[j]);
-                for (int64_t j = first; !now && j < last; j++) steps[j - first] = share * own[j];
+                for (int64_t j = first; j < last; j++) steps[j - first] = share * own[j];
                 for (int64_t j = first; j < last; j++) sums[j] += steps[j - first];
             }
         }

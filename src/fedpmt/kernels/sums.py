@@ -22,29 +22,23 @@ SLICE = 2**18
 """Entries that a core is given at a time in a sum of large tensors."""
 
 
-def fold(
-    sums: Tensor, now: Tensor | None, replies: Sequence[Tensor], shares: Sequence[float], *, fresh: bool
-) -> bool:
-    """Add Σ share (reply - now) to `sums`, or to zero where it is `fresh`, in this order for any number of cores.
-
-    Where `now` is None the replies are differences already.
+def fold(sums: Tensor, replies: Sequence[Tensor], shares: Sequence[float], *, fresh: bool) -> bool:
+    """Add Σ share reply to `sums`, or to zero where it is `fresh`, in this order for any number of cores.
 
     Returns:
         Whether it was done: False where compiled code is not there or does not know these tensors.
     """
-    compiled, tensors = library(), (sums, sums if now is None else now, *replies)
+    compiled, tensors = library(), (sums, *replies)
     if compiled is None or not all(_plain(tensor) for tensor in tensors):
         return False
     factors = (ctypes.c_float * len(shares))(*shares)
     places = [tensor.data_ptr() for tensor in tensors]
 
     def fold_slice(first: int) -> None:
-        total, base, *others = (ctypes.c_void_p(place + 4 * first) for place in places)
-        base = ctypes.c_void_p() if now is None else base
+        total, *others = (ctypes.c_void_p(place + 4 * first) for place in places)
         count = min(SLICE, sums.numel() - first)
         compiled.fedpmt_fold(
             total,
-            base,
             (ctypes.c_void_p * len(others))(*others),
             factors,
             ctypes.c_int32(len(others)),
