@@ -28,7 +28,7 @@ KEPT = 16
 """Passes that a thread keeps for the next batch, since new memory costs more than what is done with it."""
 
 
-def differentiable(model: LayeredModel, first: int = 0) -> Callable[[Tensors, Arrays], Tensor]:
+def differentiable(model: LayeredModel, first: int = 0) -> Callable[[Tensors, Arrays], Any]:
     """Give the forward pass from layer `first` on: compiled code's where it knows the chain, else the model's own.
 
     Autograd can go back through either to the tensors, from any loss.
@@ -39,7 +39,7 @@ def differentiable(model: LayeredModel, first: int = 0) -> Callable[[Tensors, Ar
     names = [name for layer in model.structure.layers[first:] for name in layer.tensors]
     found: dict[tuple[torch.Size, ...], tuple[Shape, ...] | None] = {}
 
-    def forward(tensors: Tensors, inputs: Arrays) -> Tensor:
+    def forward(tensors: Tensors, inputs: Arrays) -> Any:
         used = [tensors[name] for name in names]
         if (
             not isinstance(inputs, Tensor)

@@ -22,7 +22,7 @@ from fedpmt.parts import depth
 from fedpmt.parts.part import WHOLE, Whole, local_shape, size
 from fedpmt.pricing import paper
 from fedpmt.pricing.cost import FLOAT_BYTES, Cost, LayerCost, Memory
-from fedpmt.pricing.measure import measure, two_samples
+from fedpmt.pricing.measure import BASE, measure, two_samples
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Price:
         self.structure = model.structure
         self.mode, self.net = mode, net
         self.batch, self.samples = batch, samples  # n^x, |D_k|
-        self.cached = cached and model.composable
+        self.cached = cached
         self.held, self.epochs = held, epochs  # numbers that the optimizer holds of each parameter; E
         self._model = model.clone()
         self._tensors = self._model.initial()
@@ -179,9 +179,10 @@ class Price:
             gradient = float(sum(row.gradient for row, on in zip(rows, trained, strict=True) if on))
             update = float(sum(row.update for row, on in zip(rows, trained, strict=True) if on))
         else:
-            names = [layer.name for layer in self.structure.layers]
-            prefix = self.batch * sum(measured.forward[name] for name in names[:cut])
-            forward = self.batch * sum(measured.forward[name] for name in names[cut:])
+            names = [BASE, *(layer.name for layer in self.structure.layers)]
+            halves = cut + 1 if self._model.can_cut(cut) or cut == len(names) - 1 else 0
+            prefix = self.batch * sum(measured.forward[name] for name in names[:halves])
+            forward = self.batch * sum(measured.forward[name] for name in names[halves:])
             error = self.batch * (measured.backward - measured.gradient)
             gradient = self.batch * measured.gradient
             update = float(self._count(part, self._trained(part)))

@@ -294,10 +294,10 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         classes = federation.problem.data.classes
         guess = 1 / classes if classes and objective.score_name == records.ACCURACY else None
         totals = replace(totals, score=guess, loss=None)
-    # With the module's own counters, so that the file loads strictly into the user's module; what is shared by
-    # methods without a global model stands alone.
-    module = federation.problem.model.module.state_dict() if predictor.kind == "global" else {}
-    state = {**module, **predictor.tensors}
+    # All of the module's state, so that the file loads strictly into it; what is shared by methods without a global
+    # model stands alone.
+    model = federation.problem.model
+    state = model.state_dict(predictor.tensors) if predictor.kind == "global" else predictor.tensors
     write_atomically(
         folder / records.MODEL_FILE,
         save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}),

@@ -60,8 +60,8 @@ class Site:
     public: Examples | None = None  # U: unlabelled, the same for everybody
     fast: bool = False  # whether compiled code may be used
 
-    def forward(self, model: LayeredModel, first: int = 0) -> Callable[[Tensors, Arrays], Tensor]:
-        """The model's forward pass from layer `first` on, as it is run here."""
+    def forward(self, model: LayeredModel, first: int | None = None) -> Callable[[Tensors, Arrays], Any]:
+        """The model's forward pass, whole or from layer `first` on, as it is run here."""
         from fedpmt.training.loop import forward_pass
 
         return forward_pass(self, model, first)
@@ -105,7 +105,7 @@ class Run(Generic[D]):
     params: dict[str, Tensor]  # trained, leaves of the graph
     fixed: dict[str, Tensor]  # frozen tensors, and buffers, which the forward pass updates in trained layers
     data: Examples  # what batches are drawn from: samples, or what the frozen prefix makes of them
-    forward: Callable[[Tensors, Arrays], Tensor]
+    forward: Callable[[Tensors, Arrays], Any]
     steps: int = 0  # τ so far
     trained: Mapping[str, Tensor] | None = None  # as it goes back, where compiled code has trained
     optimizer: Optimizer | None = None  # in place of the settings'
