@@ -73,10 +73,10 @@ class Examples:
 
     def take(self, index: np.ndarray | slice) -> Examples:
         """The samples at these positions, in this order."""
-        return Examples(_take(self.inputs, index), _take(self.targets, index), self.ids[index])
-
-
-def _take(arrays: Arrays, index: np.ndarray | slice) -> Arrays:
-    if isinstance(arrays, Mapping):
-        return {name: array[index] for name, array in arrays.items()}
-    return arrays[index]
+        inputs, targets = (
+            {name: array[index] for name, array in arrays.items()}
+            if isinstance(arrays, Mapping)
+            else arrays[index]
+            for arrays in (self.inputs, self.targets)
+        )
+        return Examples(inputs, targets, self.ids[index])

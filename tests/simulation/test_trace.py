@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import fedpmt
 from fedpmt import api
-from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.loop import Federation
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def trace(folder: Path, **given: Any) -> set[tuple[str, str]]:
     # Workers are threads that start in the first round.
     threading.setprofile(note)
     try:
-        with assembled(
+        with assemble(
             settings, api.paper_problem_of(settings), api.method_of(settings), folder
         ) as federation:
             progress, _ = federation.play(federation.start())

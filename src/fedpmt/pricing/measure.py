@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpmt.parts.depth import frozen_prefix, mask
-from fedpmt.parts.part import WHOLE, place, take
+from fedpmt.parts.part import WHOLE, frozen_prefix, mask, place, take
 from fedpmt.pricing.count import NoFastPath, OperationCounter, storage_of
 from fedpmt.pricing.footprint import Footprint, Timeline
 from fedpmt.types import SettingError
