@@ -10,8 +10,7 @@ import pytest
 
 from fedpmt.devices.fleet import Fleet, from_levels
 from fedpmt.seeds import generator
-from fedpmt.simulation.clock import settle
-from fedpmt.simulation.cohort import CANDIDATES, SAMPLERS, fastest, stratified, uniform
+from fedpmt.simulation.cohort import CANDIDATES, SAMPLERS, fastest, settle, stratified, uniform
 
 LEVELS = "1/5,1/4,1/3,1/2,1"
 

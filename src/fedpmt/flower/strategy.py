@@ -15,8 +15,7 @@ from fedpmt.flower.answers import RefusedError, check_answer, reading
 from fedpmt.flower.checks import Inspector
 from fedpmt.flower.collect import InClear, SumError
 from fedpmt.flower.wire import Order
-from fedpmt.simulation.clock import Verdict
-from fedpmt.simulation.cohort import account
+from fedpmt.simulation.cohort import Verdict, account
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

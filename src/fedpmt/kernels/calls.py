@@ -61,7 +61,7 @@ def train(
     cached: bool,
     rule: StepRule,
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
-) -> tuple[dict[str, Tensor], float] | None:
+) -> tuple[dict[str, Tensor], float, int] | None:
     """Train one device for a whole local round.
 
     Args:
@@ -77,8 +77,8 @@ def train(
         loss: What is minimised; cross-entropy is the one that compiled code knows.
 
     Returns:
-        What the part trains, as it goes back to the server, and the mean loss over all steps; None where compiled
-        code does not know this model, part, data or loss.
+        What the part trains, as it goes back to the server, the mean loss over all steps, and their number; None where
+        compiled code does not know this model, part, data or loss.
     """
     known = loss is functional.cross_entropy
     widths = _widths(model, part, received, data, rule) if known else None
@@ -135,7 +135,7 @@ def train(
         if name in trained:
             trained[name].div_(factor)
     sent = {name: within(selection, part.sent[name]) for name, selection in part.trained.items()}
-    return {name: take(trained[name], selection) for name, selection in sent.items()}, float(mean_loss)
+    return {name: take(trained[name], selection) for name, selection in sent.items()}, float(mean_loss), steps
 
 
 @torch.no_grad()

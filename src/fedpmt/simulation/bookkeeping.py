@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedpmt.records import Outcome
-    from fedpmt.simulation.clock import Verdict
-    from fedpmt.simulation.cohort import Assignment
+    from fedpmt.simulation.cohort import Assignment, Verdict
     from fedpmt.simulation.loop import Federation, Progress
 
 

@@ -13,8 +13,7 @@ from fedpmt.methods.base import Method, Prototype, Round, Server, Setup
 from fedpmt.records import RoundRecord
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.bookkeeping import arrivals, fit_speeds, record_round
-from fedpmt.simulation.clock import settle
-from fedpmt.simulation.cohort import assign, draw_cohort
+from fedpmt.simulation.cohort import assign, draw_cohort, settle
 from fedpmt.simulation.evaluation import classes_by_level, evaluate, find_statistics
 from fedpmt.simulation.executors import Unit
 from fedpmt.training.local import LocalWork, Site, local_settings, schedule_rate
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from fedpmt.pricing.plan import Planner
     from fedpmt.settings import Settings
     from fedpmt.simulation.checkpoint import DeviceStore
-    from fedpmt.simulation.clock import Verdict
-    from fedpmt.simulation.cohort import Assignment
+    from fedpmt.simulation.cohort import Assignment, Verdict
     from fedpmt.simulation.executors import Executor
     from fedpmt.simulation.problem import Problem
     from fedpmt.training.batches import PlacedData

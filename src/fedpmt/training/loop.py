@@ -148,8 +148,7 @@ def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float
     )
     if found is None:
         return None
-    trained, loss = found
-    steps = settings.steps(len(job.data), job.task.steps)
+    trained, loss, steps = found
     return Run(job, job.part, trained, {}, job.data, _no_forward, steps, trained), loss
 
 
@@ -197,7 +196,14 @@ def conclude(work: LocalWork[Any], run: Run[Any], loss: float) -> tuple[Reply, A
     """Make the reply: what training changed of the entries that are sent back, and what the work adds to it."""
     job, privacy = run.job, run.job.site.settings.privacy
     outcome, own = work.reply(run)
-    update = changes(run)
+    part, received = job.part, local_tensors(job.task, job.part, job.model.structure)
+    # w_k - w of every trained entry, in the form in which it travels.
+    where = {name: within(selection, part.sent[name]) for name, selection in part.trained.items()}
+    after = run.trained
+    if after is None:
+        own_tensors = run.tensors
+        after = {name: take(own_tensors[name].detach(), selection) for name, selection in where.items()}
+    update = {name: after[name] - take(received[name], selection) for name, selection in where.items()}
     metrics = {LOSS: loss, **outcome.metrics}
     if privacy is not None:
         if outcome.tensors or outcome.scalars:
@@ -208,20 +214,7 @@ def conclude(work: LocalWork[Any], run: Run[Any], loss: float) -> tuple[Reply, A
             )
         update, metrics = privacy.protect(update, job.rng(NOISE)), {}
     tensors = {UPDATE: update, **outcome.tensors}
-    part, samples = job.part, len(job.data)
-    return Reply(job.device, job.round, part, samples, tensors, outcome.scalars, metrics), own
-
-
-def changes(run: Run[Any]) -> dict[str, Tensor]:
-    """w_k - w of every trained entry, in the form in which it travels."""
-    job, part = run.job, run.job.part
-    received = local_tensors(job.task, part, job.model.structure)
-    where = {name: within(selection, part.sent[name]) for name, selection in part.trained.items()}
-    after = run.trained
-    if after is None:
-        tensors = run.tensors
-        after = {name: take(tensors[name].detach(), selection) for name, selection in where.items()}
-    return {name: after[name] - take(received[name], selection) for name, selection in where.items()}
+    return Reply(job.device, job.round, part, len(job.data), tensors, outcome.scalars, metrics), own
 
 
 def train_on_server(
