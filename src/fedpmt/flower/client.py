@@ -95,7 +95,8 @@ def local_round(federation: Federation, order: Order, node_config: Mapping[str, 
     """Choose a part and train it. What the device keeps is provisional until a later task names this round."""
     samples = federation.problem.data.samples(order.device)
     device = own_device(federation, order.device, node_config)
-    part = choose(federation, device, order.task, samples)
+    offer = order.task.offer
+    part = offer[0] if len(offer) == 1 else choose(federation, device, order.task, samples)
     if federation.keeps_state:
         federation.store.confirm(order.device, order.task.accepted_round, before=order.round)
     unit = federation.unit(order.device, order.task, part, samples, order.round)

@@ -141,11 +141,9 @@ def assign(federation: Federation, progress: Progress, device: Device, round_: R
 
 
 def choose(federation: Federation, device: Device, task: Task, samples: int) -> Part:
-    """The part that a device takes of those on offer: the largest that it can afford, else the smallest (Option II)."""
-    if len(task.offer) == 1:
-        return task.offer[0]
+    """The part that a device takes of several on offer: the largest that it can afford, else the smallest (Option II)."""
+    plan, price = federation.planner.plan(replace(device, id=0, name=""), samples), federation.planner.price
     # Parts on offer are complete: what the method's work adds to them is not to be added again.
-    plan, price = federation.planner.plan(device, samples), federation.planner.price
     affordable = [part for part in task.offer[: plan.depth] if plan.meter.quote(part).usage <= plan.limit]
     if affordable:
         return max(affordable, key=lambda part: price(part).operations)

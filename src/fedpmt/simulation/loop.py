@@ -102,8 +102,9 @@ class Federation:
 
     def settle(self, assignments: list[Assignment], round_: Round) -> Verdict:
         """What becomes of each device on the clock: known before anybody trains."""
+        chance = self.settings.failure
         failed = [
-            not one.able or bool(round_.rng("failure", one.device.id).random() < self.settings.failure)
+            not one.able or (chance > 0 and bool(round_.rng("failure", one.device.id).random() < chance))
             for one in assignments
         ]
         seconds = [one.seconds for one in assignments]
@@ -166,7 +167,7 @@ class Federation:
         return {**fields, **evaluate(self, progress)} if due else fields
 
     def server(self, arrived: list[Assignment], round_index: int) -> Server:
-        """What the server has at hand, and how much it may do with it: so many times what its devices do."""
+        """What the server has at hand, and how much it may do with it: a multiple of what its devices do."""
         cap = self.settings.server_cap
         budget = np.inf if cap is None else cap * sum(one.usage.operations for one in arrived)
         fast = self.settings.executor == "auto"
