@@ -141,7 +141,7 @@ def assign(federation: Federation, progress: Progress, device: Device, round_: R
 
 
 def choose(federation: Federation, device: Device, task: Task, samples: int) -> Part:
-    """The part that a device takes of several on offer: the largest that it can afford, else the smallest (Option II)."""
+    """The part that a device takes of several on offer (Option II): the largest it can afford, else the smallest."""
     plan, price = federation.planner.plan(replace(device, id=0, name=""), samples), federation.planner.price
     # Parts on offer are complete: what the method's work adds to them is not to be added again.
     affordable = [part for part in task.offer[: plan.depth] if plan.meter.quote(part).usage <= plan.limit]
