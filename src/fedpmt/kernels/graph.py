@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fedpmt.kernels.chains import is_chain
-from fedpmt.kernels.layout import Net, fill, read_back, rows_of, shapes_of
+from fedpmt.kernels.layout import Net, read_back, rows_of, shapes_of
 from fedpmt.kernels.library import compiled, library
 
 if TYPE_CHECKING:
@@ -123,7 +123,8 @@ class Pass:
 
     def outputs(self, tensors: Tensors, inputs: Tensor) -> Tensor:
         """What comes out, no more than `batch` samples; each of them is kept as the way back needs it."""
-        fill(self.shapes, self._net.weights, tensors)
+        for shape, (weight, bias) in zip(self.shapes, self._net.weights, strict=True):
+            shape.pack(tensors, weight, bias)
         last = self.shapes[-1]
         self._rows = rows_of(inputs, self.shapes[0])
         made = np.empty((len(inputs), last.outputs), dtype=np.float32)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fedpmt.models.tracing import NoFastPath
 from fedpmt.models.trees import map_tensors, tensors_in
-from fedpmt.parts.depth import frozen_prefix, mask
-from fedpmt.parts.part import WHOLE, place, take
+from fedpmt.parts.part import WHOLE, frozen_prefix, mask, place, take
 from fedpmt.pricing.count import OperationCounter, storage_of
 from fedpmt.pricing.footprint import Footprint, Timeline
 from fedpmt.types import SettingError

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.models.nets import KERNEL, POOL
 from fedpmt.parts import depth
-from fedpmt.parts.part import WHOLE, Whole, local_shape, size
+from fedpmt.parts.part import WHOLE, Whole, frozen_prefix, local_shape, mask, size
 from fedpmt.pricing import paper
 from fedpmt.pricing.cost import FLOAT_BYTES, Cost, LayerCost, Memory
 from fedpmt.pricing.measure import BASE, measure, two_samples
@@ -168,10 +168,10 @@ class Price:
 
     def _price(self, part: Part) -> Cost:
         measured = self._measure(part)
-        cut = depth.frozen_prefix(self.structure, part)
+        cut = frozen_prefix(self.structure, part)
         if self.mode == "paper":
             rows = self._formulas(part)
-            trained = depth.mask(self.structure, part)
+            trained = mask(self.structure, part)
             prefix = float(sum(row.forward for row in rows[:cut]))
             forward = float(sum(row.forward for row in rows[cut:]))
             # The signal passes through every layer behind the first trained one, trained or not.

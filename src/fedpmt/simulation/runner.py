@@ -152,11 +152,11 @@ def simulate(
 
     With `keep_diverged` a run that diverges is finished with the rounds before, and says so.
     """
-    from fedpmt.simulation.assemble import assembled
+    from fedpmt.simulation.assemble import assemble
     from fedpmt.simulation.coverage import warn_of_untrained_layers
     from fedpmt.simulation.room import check_room
 
-    with assembled(settings, problem, method, folder) as federation:
+    with assemble(settings, problem, method, folder) as federation:
         check_room(federation, folder)
         with Journal(federation, folder) as journal:
             if on_start is not None:
@@ -248,7 +248,7 @@ class Journal:
 def _continue(federation: Federation, folder: Path) -> Saved:
     """Where the last checkpoint left off; what followed it is computed again, to the same bits."""
     from fedpmt.simulation.checkpoint import read_value
-    from fedpmt.simulation.placement import compute_device
+    from fedpmt.training.batches import compute_device
 
     records.remove_leftovers(folder)
     path = folder / records.CHECKPOINT

@@ -13,8 +13,7 @@ from torch.nn import functional
 from fedpmt import kernels
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.models.trees import map_tensors, tensors_in
-from fedpmt.parts.depth import frozen_prefix, mask
-from fedpmt.parts.part import place, take, within
+from fedpmt.parts.part import frozen_prefix, mask, place, take, within
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Run
 from fedpmt.training.messages import UPDATE, Reply
 from fedpmt.training.optimizers import clip
@@ -47,9 +46,11 @@ def forward_pass(
 
 def evaluate_model(model: LayeredModel, tensors: Tensors, inputs: Arrays) -> Tensor:
     """The outputs of any model, in evaluation mode; compiled code's where it knows the model."""
-    model.set_training([False] * len(model.structure.layers))
     outputs = kernels.forward(model, tensors, inputs)
-    return model.forward(tensors, inputs) if outputs is None else outputs
+    if outputs is None:
+        model.set_training([False] * len(model.structure.layers))
+        outputs = model.forward(tensors, inputs)
+    return outputs
 
 
 def local_tensors(task: Task, part: Part, structure: Structure) -> dict[str, Tensor]:
@@ -164,8 +165,7 @@ def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float
     )
     if found is None:
         return None
-    trained, loss = found
-    steps = settings.steps(len(job.data), job.task.steps)
+    trained, loss, steps = found
     return Run(job, job.part, trained, {}, job.data, _no_forward, steps, trained), loss
 
 
@@ -213,10 +213,17 @@ def local_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float]:
 
 def conclude(work: LocalWork[Any], run: Run[Any], loss: float) -> tuple[Reply, Any]:
     """Make the reply: what training changed of the entries that are sent back, and what the work adds to it."""
-    job, privacy = run.job, run.site.settings.privacy
+    job, privacy = run.job, run.job.site.settings.privacy
     outcome, own = work.reply(run)
-    update = changes(run)
-    job.model.release()
+    part, received = job.part, local_tensors(job.task, job.part, job.model.structure)
+    # w_k - w of every trained entry, in the form in which it travels.
+    where = {name: within(selection, part.sent[name]) for name, selection in part.trained.items()}
+    after = run.trained
+    if after is None:
+        own_tensors = run.tensors
+        after = {name: take(own_tensors[name].detach(), selection) for name, selection in where.items()}
+        job.model.release()
+    update = {name: after[name] - take(received[name], selection) for name, selection in where.items()}
     metrics = {LOSS: loss, **outcome.metrics}
     if privacy is not None:
         if outcome.tensors or outcome.scalars:
@@ -227,20 +234,7 @@ def conclude(work: LocalWork[Any], run: Run[Any], loss: float) -> tuple[Reply, A
             )
         update, metrics = privacy.protect(update, job.rng(NOISE)), {}
     tensors = {UPDATE: update, **outcome.tensors}
-    part, samples = job.part, len(job.data)
-    return Reply(job.device, job.round, part, samples, tensors, outcome.scalars, metrics), own
-
-
-def changes(run: Run[Any]) -> dict[str, Tensor]:
-    """w_k - w of every trained entry, in the form in which it travels."""
-    job, part = run.job, run.job.part
-    received, tensors = local_tensors(job.task, part, job.model.structure), run.tensors
-    found = {}
-    for name, selection in part.trained.items():
-        where = within(selection, part.sent[name])
-        after = take(tensors[name].detach(), where) if run.trained is None else run.trained[name]
-        found[name] = after - take(received[name], where)
-    return found
+    return Reply(job.device, job.round, part, len(job.data), tensors, outcome.scalars, metrics), own
 
 
 def train_on_server(
