@@ -103,25 +103,31 @@ def test_transformer_layers_are_found_from_keyword_inputs() -> None:
         model.structure.require_axes("feddrop")
 
 
-def test_only_a_plain_sequential_is_run_in_halves() -> None:
-    """What stands between declared layers is not known, and two samples cannot tell."""
-
+def test_what_does_more_than_its_layers_is_not_run_in_halves() -> None:
     class Clamped(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x).clamp(max=1000.0)  # type: ignore[no-any-return,no-untyped-call]
 
     inputs = torch.randn(2, 4)
-    for module, layers in (
-        (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), ["0", "1"]),
-        (Clamped(nn.Linear(4, 3)), None),
-    ):
-        model = layered(module, layers=layers, example=inputs)
-        assert not model.composable
-        with pytest.raises(SettingError, match="not a chain"):
-            model.prefix(1, model.initial(), inputs)
+    model = layered(Clamped(nn.Linear(4, 3)), example=inputs)
+    assert not model.composable
+    with pytest.raises(SettingError, match="not a chain"):
+        model.prefix(1, model.initial(), inputs)
     hooked = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     hooked.register_forward_hook(lambda _m, _i, output: output * 2)
     assert not layered(hooked, example=inputs).composable
+
+
+def test_layers_that_are_named_are_run_in_halves_where_they_follow_one_another() -> None:
+    net = nn.Sequential(
+        nn.Linear(4, 3), nn.ReLU(), nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 2))
+    )
+    inputs = torch.randn(2, 4)
+    model = layered(net, layers=["0", "2"])
+    model.set_training([False, False])
+    tensors = model.initial()
+    assert torch.equal(model.suffix(1, tensors, model.prefix(1, tensors, inputs)), net(inputs))
+    assert not layered(net, layers=["2", "0"]).composable
 
 
 def test_a_module_used_twice_runs_twice() -> None:

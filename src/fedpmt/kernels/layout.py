@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpmt.kernels import library
-from fedpmt.kernels.chains import fits, is_chain
+from fedpmt.kernels.chains import does_nothing, fits, is_chain
 from fedpmt.kernels.library import LANES, compiled
 
 if TYPE_CHECKING:
@@ -154,7 +154,8 @@ def _shapes(model: LayeredModel, tensors: Tensors, inputs: Tensor, first: int) -
         return None
     found: list[Shape] = []
     size = (inputs.shape[2], inputs.shape[3]) if inputs.ndim == 4 else (1, 1)
-    for path, module in model.modules_of(first, len(model.structure.layers)):
+    for link in model.modules_of(first, len(model.structure.layers)):
+        path, module = link.path or "", link.module
         last, biased = found[-1] if found else None, f"{path}.bias" in tensors
         match module:
             case nn.Conv2d():
@@ -184,9 +185,9 @@ def _shapes(model: LayeredModel, tensors: Tensors, inputs: Tensor, first: int) -
                 stored = last.outputs * spots if last else _padded(features)
                 own = features // spots, outputs
                 found.append(Shape(path, False, stored, _padded(outputs), *own, biased, spots))
-            case nn.Flatten() | nn.Identity():
+            case nn.Flatten():
                 pass
-            case _:
+            case _ if not does_nothing(module):
                 return None
     return tuple(found) if found and min(size) > 0 else None
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpmt.models.axes import sequential_axes, traced_axes
+from fedpmt.models.chain import (
+    Chain,
+    Link,
+    bind_chain,
+    find_chain,
+    is_plain_sequential,
+    sequential_children,
+    split_chain,
+)
 from fedpmt.models.structure import Axes, Layer, Structure
 from fedpmt.types import Arrays, SettingError, Tensors
 
@@ -38,10 +47,14 @@ class LayeredModel:
         module: nn.Module,
         stages: Sequence[tuple[str, Sequence[str]]],
         axes: Axes | None,
-        composable: bool,
+        chain: Chain | None,
     ) -> None:
         self.module = module
-        self.composable = composable
+        self._whole_chain = chain
+        # The modules that each layer runs one after another; None where that is not all that the module does.
+        self.chain = (
+            None if chain is None else split_chain(bind_chain(chain, module), [paths for _, paths in stages])
+        )
         # Looking for tensors with two names costs a fifth of a step on a small net: only where there are some.
         self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(
             list(module.parameters())
@@ -65,14 +78,19 @@ class LayeredModel:
 
     def clone(self) -> LayeredModel:
         """The same model for another thread."""
-        return LayeredModel(copy.deepcopy(self.module), self._stages, self.structure.axes, self.composable)
+        return LayeredModel(copy.deepcopy(self.module), self._stages, self.structure.axes, self._whole_chain)
 
     def to(self, device: torch.device) -> LayeredModel:
         """The same model on a device; itself where it is there already."""
         if all(tensor.device.type == device.type for tensor in self.module.state_dict().values()):
             return self
         moved = copy.deepcopy(self.module).to(device)
-        return LayeredModel(moved, self._stages, self.structure.axes, self.composable)
+        return LayeredModel(moved, self._stages, self.structure.axes, self._whole_chain)
+
+    @property
+    def composable(self) -> bool:
+        """Whether it is a chain of its layers, so that it can be run in halves."""
+        return self.chain is not None
 
     def initial(self) -> dict[str, Tensor]:
         """A copy of the module's own weights."""
@@ -113,20 +131,19 @@ class LayeredModel:
         """The layers from `cut` on."""
         return self.run(cut, len(self._stages), tensors, hidden)
 
-    def modules_of(self, first: int, last: int) -> list[tuple[str, nn.Module]]:
-        """The modules of layers `first` to `last - 1` in order, each with its path."""
-        paths = [path for _, stage in self._stages[first:last] for path in stage]
-        return [(path, self.module.get_submodule(path)) for path in paths]
+    def modules_of(self, first: int, last: int) -> list[Link]:
+        """The modules of layers `first` to `last - 1` of a chain in order, each with its path."""
+        if self.chain is None:
+            raise SettingError("this model is not a chain of its layers, so it cannot be run in halves")
+        return [link for layer in self.chain[first:last] for link in layer]
 
     def _chain(self, first: int, last: int) -> tuple[nn.Module, dict[str, str]]:
-        if not self.composable:
-            raise SettingError("this model is not a chain of its layers, so it cannot be run in halves")
         modules = self.modules_of(first, last)
         chain = nn.Sequential(*(module for _, module in modules))
         names = {}
         for position, (path, _) in enumerate(modules):
             for name in self.structure.tensors:
-                if _inside(name, (path,)):
+                if path is not None and _inside(name, (path,)):
                     names[name] = f"{position}.{name[len(path) + 1 :]}"
         return chain, names
 
@@ -162,16 +179,15 @@ def layered(
     ['a', 'b']
     """
     check_shapes(module)
+    chain = find_chain(module, example)
     if layers is not None:
-        stages, composable = _declared(module, layers), False
-    elif _is_plain_sequential(module):
-        stages, composable = (
-            _grouped([(path, module.get_submodule(path)) for path in _leaves(module, "")]),
-            True,
-        )
-        axes = axes or sequential_axes(module, [path for _, paths in stages for path in paths])
+        stages = _declared(module, layers)
+    elif is_plain_sequential(module):
+        children = list(sequential_children(module))
+        stages = _grouped(children)
+        axes = axes or sequential_axes(module, [path for path, _ in children])
     elif example is not None:
-        stages, composable = _found(module, example), False
+        stages = _found(module, example)
     else:
         raise SettingError(
             f"model: {type(module).__name__} is not an nn.Sequential; "
@@ -180,7 +196,7 @@ def layered(
     if not stages:
         raise SettingError(f"model: {type(module).__name__} has no layer with weights")
     _check_cover(module, stages)
-    return LayeredModel(module, stages, axes or traced_axes(module), composable)
+    return LayeredModel(module, stages, axes or traced_axes(module), chain)
 
 
 def check_shapes(module: nn.Module) -> None:
@@ -190,31 +206,6 @@ def check_shapes(module: nn.Module) -> None:
             raise SettingError(
                 f"model: parameter '{name}' has no shape yet; run one batch through the module first"
             )
-
-
-def _leaves(module: nn.Module, path: str) -> Iterator[str]:
-    """Paths of the modules a (nested) Sequential runs one after another."""
-    # Not named_children, which leaves out the second use of one module, such as a shared activation.
-    for name, child in module._modules.items():
-        child_path = f"{path}.{name}" if path else name
-        if child is not None and _is_plain_sequential(child):
-            yield from _leaves(child, child_path)
-        else:
-            yield child_path
-
-
-def _is_plain_sequential(module: nn.Module) -> bool:
-    """Whether a module does nothing but run its children in a row."""
-    return (
-        isinstance(module, nn.Sequential)
-        and type(module).forward is nn.Sequential.forward
-        and not hooked(module)
-    )
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether calling a module does more than its forward pass."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _has_weights(module: nn.Module) -> bool:
