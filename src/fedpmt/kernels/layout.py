@@ -163,6 +163,8 @@ def _shapes(model: LayeredModel, tensors: Tensors, inputs: Tensor, first: int) -
                 if plain != ((1, 1), (0, 0), (1, 1), 1):
                     return None
                 filters, channels, tall, wide = tensors[f"{path}.weight"].shape
+                if last is not None and channels != last.own_outputs:
+                    return None  # torch says what is wrong
                 stored = last.outputs if last else channels
                 high, broad = size
                 window = Shape(path, True, stored, _padded(filters), channels, filters, biased, 1, *size)
@@ -182,6 +184,8 @@ def _shapes(model: LayeredModel, tensors: Tensors, inputs: Tensor, first: int) -
                 outputs, features = tensors[f"{path}.weight"].shape
                 behind = last is not None and last.convolution
                 spots = size[0] * size[1] if behind else 1
+                if last is not None and features != last.own_outputs * spots:
+                    return None
                 stored = last.outputs * spots if last else _padded(features)
                 own = features // spots, outputs
                 found.append(Shape(path, False, stored, _padded(outputs), *own, biased, spots))

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from fedpmt.types import Arrays
 
@@ -98,6 +98,11 @@ def split_chain(chain: Chain, layers: Sequence[Sequence[str]]) -> tuple[Chain, .
         current = owner
         runs[current].append(link)
     return tuple(map(tuple, runs)) if all(runs) else None
+
+
+def calls_modules_only(chain: Iterable[Link]) -> bool:
+    """Whether no link stands for a function: a `view` counts on the usual memory layout, modules take any."""
+    return all(link.path is not None for link in chain)
 
 
 def is_plain_sequential(module: nn.Module) -> bool:
