@@ -170,9 +170,10 @@ def layered(
 
     An `nn.Sequential` gives its own. For another module, `layers` names its submodules in the order
     of the forward pass (a residual block is one layer), or they are found by running `example`, one
-    batch of inputs. What cannot be found is refused with the reason. Only a plain `nn.Sequential` is known to
-    be a chain of its layers, so only there can a frozen prefix be cached. `axes` says which channels go together, for
-    cutting by width; they are read off a chain, and off another module where its forward pass can be traced.
+    batch of inputs. What cannot be found is refused with the reason. Where the module only runs its layers one after
+    another (`find_chain`), a frozen prefix can be cached and compiled code may be used. `axes` says which channels go
+    together, for cutting by width; they are read off a chain, and off another module where its forward pass can be
+    traced.
 
     >>> net = nn.Sequential(OrderedDict(flat=nn.Flatten(), a=nn.Linear(4, 3), act=nn.ReLU(), b=nn.Linear(3, 2)))
     >>> [layer.name for layer in layered(net).structure.layers]
