@@ -11,6 +11,7 @@ import torch
 
 from fedpmt import kernels
 from fedpmt.devices.fleet import Fleet, make_fleet
+from fedpmt.models.chain import calls_modules_only
 from fedpmt.parts.depth import suffixes
 from fedpmt.pricing.plan import Planner, make_planner
 from fedpmt.pricing.price import Price
@@ -111,7 +112,8 @@ def assemble(
         store = DeviceStore(folder / DEVICES, device)
         # A user's own forward pass may count on the usual layout; compiled code reads images with channels last.
         compiled = settings.executor == "auto" and kernels.knows(problem.model, problem.example(device))
-        data = PlacedData(problem.data, device, images_last=compiled)
+        modules = problem.model.modules_of(0, len(problem.model.structure.layers)) if compiled else []
+        data = PlacedData(problem.data, device, images_last=compiled and calls_modules_only(modules))
         executor = make_executor(settings, problem, device, data.public)
         yield Federation(settings, problem, data, method, fleet, planner, executor, store)
     finally:
