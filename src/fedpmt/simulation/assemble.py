@@ -23,6 +23,7 @@ from fedpmt.simulation.loop import Federation
 from fedpmt.simulation.placement import PlacedData, compute_device
 from fedpmt.simulation.problem import Problem, draws_at_random
 from fedpmt.simulation.schedule import local_settings, make_optimizer
+from fedpmt.simulation.workers import can_fork
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Extra, Part
     from fedpmt.settings import Settings
-    from fedpmt.types import Examples
 
 
 def make_price(settings: Settings, problem: Problem) -> Price:
@@ -110,7 +110,7 @@ def assembled(
         # A user's own forward pass may count on the usual layout; compiled code reads images with channels last.
         compiled = settings.executor == "auto" and kernels.knows(problem.model, problem.example(device))
         data = PlacedData(problem.data, device, images_last=compiled)
-        executor = make_executor(settings, problem, device, data.public)
+        executor = make_executor(settings, problem, device, data)
         yield Federation(settings, problem, data, method, fleet, planner, executor, store)
     finally:
         torch.set_num_threads(threads)
@@ -124,9 +124,7 @@ def check_fit(settings: Settings, problem: Problem, method: Method[Any, Any]) ->
         raise SettingError(f"method = '{settings.method}' needs targets that are classes 0, 1, ...")
 
 
-def make_executor(
-    settings: Settings, problem: Problem, device: torch.device, public: Examples | None
-) -> Executor:
+def make_executor(settings: Settings, problem: Problem, device: torch.device, data: PlacedData) -> Executor:
     """Where local work runs; the numbers do not depend on it."""
     local = local_settings(settings, 0, problem.optimizer, problem.rate)
     stochastic = draws_at_random(problem.model, problem.example(device))
@@ -137,6 +135,9 @@ def make_executor(
         local,
         stochastic,
         fast=settings.executor == "auto",
-        public=public,
+        data=data,
     )
-    return one if settings.executor == "plain" else Parallel(one, workers)
+    if settings.executor == "plain":
+        return one
+    processes = min(workers, settings.cohort)
+    return Parallel(one, workers, processes if processes > 1 and can_fork(device) else 0)

@@ -231,8 +231,8 @@ class Federation:
         local = self.local(round_index)
         if task.epochs is not None:
             local = replace(local, epochs=task.epochs)
-        shard, rng = partial(self.data.shard, device), partial(_for_device, seeds, device)
-        return Unit(device, round_index, task, part, own, shard, rng, local, samples)
+        rng = partial(_for_device, seeds, device)
+        return Unit(device, round_index, task, part, own, rng, local, samples)
 
     def predictor(self, progress: Progress) -> Predictor:
         """What is evaluated, with BatchNorm statistics of devices' data where the method keeps none."""
