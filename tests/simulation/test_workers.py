@@ -98,7 +98,14 @@ CASES: dict[str, tuple[str, Callable[[], nn.Module], dict[str, Any]]] = {
 
 def play(method: str, make: Callable[[], nn.Module], **more: Any) -> Any:
     torch.manual_seed(0)
-    given: dict[str, Any] = {"train": images(120), "test": images(60, 1), "rounds": 3, "lr": 0.1, **FEW, **more}
+    given: dict[str, Any] = {
+        "train": images(120),
+        "test": images(60, 1),
+        "rounds": 3,
+        "lr": 0.1,
+        **FEW,
+        **more,
+    }
     result = fedpmt.run(method, model=make(), **given).result
     assert result is not None
     return result.model_copy(update={"run": ""})
@@ -208,7 +215,7 @@ def children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_parent(number: signal.Signals, tmp_path: Path) -> None:
     """Also by Ctrl-C, which reaches the whole group, in a script with a class of its own."""
     command = [sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path / "run")]
