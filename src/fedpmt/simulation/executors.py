@@ -9,7 +9,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedpmt.simulation.placement import PlacedData
     from fedpmt.training.messages import Reply, Task
     from fedpmt.training.objective import Objective
+
 Item = TypeVar("Item")
 Out = TypeVar("Out")
 
@@ -167,13 +168,12 @@ class Parallel:
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
         if self._count and not self._compiled:
-            first, rest = next(units := iter(units), None), units
-            if first is None:
-                return iter(())
-            units = chain([first], rest)
-            if self._compiled is None:
-                self._compiled = compiled_round(work, self._one.job(first)) is not None
-            if not self._compiled:
+            rest = iter(units)
+            head = list(islice(rest, 1))
+            units = chain(head, rest)
+            if head and self._compiled is None:
+                self._compiled = compiled_round(work, self._one.job(head[0])) is not None
+            if head and not self._compiled:
                 return self._train_in_processes(work, units)
         return self._ordered(lambda unit: self._own.plain.compute(work, unit), units)
 
