@@ -142,7 +142,7 @@ def is_compiled(name: str) -> bool:
             federation.problem.objective,
             unit.settings,
             fast=True,
-            public=federation.data.public,
+            data=federation.data,
         )
         executor.compute(method.local, unit)
     return executor.paths.seen == {"compiled"}

@@ -88,6 +88,7 @@ def exclusive(folder: Path) -> Iterator[None]:
         handle = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
     except OSError as error:
         raise SettingError(f"out = '{folder}' cannot be written: {error.strerror}") from error
+    _locks.add(handle)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,7 +96,21 @@ def exclusive(folder: Path) -> Iterator[None]:
             raise SettingError(f"out = '{folder}' is in use by another process") from None
         yield
     finally:
+        _locks.remove(handle)
         os.close(handle)
+
+
+_locks: set[int] = set()
+
+
+def _release_locks() -> None:
+    for handle in _locks:
+        os.close(handle)
+    _locks.clear()
+
+
+# A fork that outlives its parent, if only for a moment, would keep the folder locked.
+os.register_at_fork(after_in_child=_release_locks)
 
 
 @dataclass(frozen=True)
