@@ -61,7 +61,7 @@ SecAggRange = Annotated[
 ]
 
 
-@with_settings()
+@with_settings(without=("model", "layers"))
 def deploy(
     given: dict[str, Any],
     out: Out = Path("deployment"),
