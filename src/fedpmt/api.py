@@ -253,7 +253,7 @@ def make_request(
     def problem() -> Problem:
         module = own.load_module(model, resolved.seed) if isinstance(model, str) else model
         found = own_problem(resolved, module, train, test, objective)
-        if hasattr(chosen, "depths"):
+        if hasattr(getattr(chosen, "parts", chosen), "depths"):
             own.warn_of_one_layer(found.model)
         return dataclasses.replace(found, optimizer=optimizer, rate=rate)
 

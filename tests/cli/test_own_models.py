@@ -161,6 +161,11 @@ def test_pricing_needs_inputs_of_the_right_shape_and_nothing_else(command: str) 
     assert str(getattr(fedpmt, command)(OWN[1], data=OWN[3])) == shown.rstrip("\n")
 
 
+def test_deploy_says_that_it_has_the_papers_nets_only(elsewhere: Path) -> None:
+    (elsewhere / "run.toml").write_text(f'model = "{OWN[1]}"\ndata = "{OWN[3]}"\n')
+    assert "cannot be deployed by this command" in refused("deploy", "--config", "run.toml", "--write-only")
+
+
 def test_profile_measures_a_users_model() -> None:
     for inputs in (("--data", OWN[3]), ("--input-shape", "6")):
         called = call("profile", "--model", OWN[1], *inputs, "--samples", "20", "--repeat", "1", "--json")
