@@ -219,8 +219,11 @@ def children(pid: int) -> list[int]:
 def test_workers_end_with_their_parent(number: signal.Signals, tmp_path: Path) -> None:
     """Also by Ctrl-C, which reaches the whole group, in a script with a class of its own."""
     command = [sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path / "run")]
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+    with subprocess.Popen(
+        command, start_new_session=True, env={**os.environ, "PYTHONPATH": paths}, **pipes
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         forks = children(process.pid)
