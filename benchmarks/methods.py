@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from benchmarks.environments import python_of
 from benchmarks.machine import Machine, describe
+from benchmarks.page import table
 from benchmarks.results import Measurement
 from benchmarks.runner import measure, ways
 from benchmarks.summary import Spread, spread
@@ -149,9 +150,7 @@ def is_compiled(name: str) -> bool:
 
 
 def methods_text(results: MethodResults) -> str:
-    """The table, in Markdown."""
-    from benchmarks.page import table
-
+    """Show all methods in a table."""
     body = [
         [
             row.method,
