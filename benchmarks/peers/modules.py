@@ -180,7 +180,7 @@ def bert() -> nn.Module:
     sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
     from transformers import BertConfig, BertForSequenceClassification
 
-    config = BertConfig(
+    config = BertConfig(  # type: ignore[call-arg, unused-ignore]
         vocab_size=VOCABULARY,
         hidden_size=128,
         num_hidden_layers=4,

@@ -1,7 +1,7 @@
 """Ours: a run as any user starts it, with its records and checkpoints.
 
-A round is what lies between two calls of `on_round`. The first one, which has the start in it, is of the warm-up; the last
-one is not timed, since it is evaluated.
+A round is what lies between two calls of `on_round`. The first one, which has the start in it, is of the warm-up.
+The last one is not timed, since it is evaluated.
 """
 
 from __future__ import annotations
