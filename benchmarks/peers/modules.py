@@ -6,6 +6,7 @@ Runs in the environment of any peer that trains PyTorch modules, so it needs not
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 CLASSES = 10
 VOCABULARY, TOKENS = 4000, 32
@@ -174,12 +175,23 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(tokens)[:, 0])
 
 
+@contextmanager
+def without(package: str) -> Iterator[None]:
+    """Hide a package from imports: BERT needs no images, and a torchvision built for another torch would stop it."""
+    known = package in sys.modules
+    if not known:
+        sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if not known:
+            del sys.modules[package]
+
+
 def bert() -> nn.Module:
     """Make a BERT classifier of four layers, as transformers publishes it."""
-    # BERT needs no images, and a torchvision built for another torch would stop the import.
-    sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
-    from transformers import BertConfig, BertForSequenceClassification
-
+    with without("torchvision"):
+        from transformers import BertConfig, BertForSequenceClassification
     config = BertConfig(  # type: ignore[call-arg, unused-ignore]
         vocab_size=VOCABULARY,
         hidden_size=128,
