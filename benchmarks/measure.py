@@ -111,7 +111,7 @@ class Benchmark:
 
     def prepare(self) -> None:
         """Make environments and arrays, before anything is timed."""
-        for peer in self.plan.peers:
+        for peer in dict.fromkeys(case.peer for case in cases(self.plan)):
             try:
                 own = self.plan.own_environment
                 self._pythons[peer] = python_of(peer, self.plan.work) if own else python_of("ours")

@@ -76,7 +76,7 @@ def _cells(row: Row, version: str, limit: float) -> list[str]:
     return [
         NAMES[row.peer],
         f"{package} {version}".strip(),
-        row.threads,
+        row.threads + (f", {row.path}" if row.path else ""),
         str(row.seconds),
         "" if row.ratio is None or row.peer == "ours" else f"{row.ratio:.1f} x",
         steps + ("" if row.same_steps else " (not the same)"),
@@ -100,16 +100,19 @@ def aims_table(results: Results) -> str:
     """Show what was aimed at with users' own modules, and what was reached."""
     body = [line for name in results.settings if (line := _aims(results, name))]
     head = (
-        "setting", "fastest peer", "ours is faster", "aim", "FedPMT over FedAvg, E = 1", "at most", "E = 5", "at most",
+        "setting", "our path", "fastest peer", "ours is faster", "aim",
+        "FedPMT over FedAvg, E = 1", "at most", "E = 5", "at most",
     )  # fmt: skip
     return table(head, body) if body else ""
 
 
 def _aims(results: Results, name: str) -> list[str]:
-    aim, best = results.settings[name].get("aim"), fastest_peer(rows(results, name))
+    compared = [row for row in rows(results, name) if row.variant == FEDAVG]
+    aim, best = results.settings[name].get("aim"), fastest_peer(compared)
     if aim is None or best is None or best.ratio is None:
         return []
-    cells = [name, NAMES[best.peer], _judged(best.ratio, best.ratio >= aim, " x"), f"{aim:.1f} x"]
+    path = next((row.path for row in compared if row.peer == "ours"), None) or ""
+    cells = [name, path, NAMES[best.peer], _judged(best.ratio, best.ratio >= aim, " x"), f"{aim:.1f} x"]
     found = {one.epochs: one for one in partial(results, name)}
     for epochs in (1, 5):
         if epochs not in found:

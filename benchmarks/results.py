@@ -27,6 +27,7 @@ class Measurement(BaseModel):
     versions: dict[str, str] = {}
     operations: list[float] = []  # `exact` multiply-adds of each timed round; ours only
     peak_mib: float | None = None
+    path: str | None = None  # compiled, autograd or mixed, as the run recorded it; ours only
     cut_off: bool = False  # a round took longer than the limit
     error: str | None = None
 

@@ -140,7 +140,7 @@ def as_class(setting: Setting) -> Setting:
 
 def _model(name: str, module: str, data: str, lr: float, about: str) -> Setting:
     """A model that is not one of the paper's."""
-    fleet = {"devices": 100, "cohort": 10, "samples": 60, "batch": 20}
+    fleet = {"devices": 100, "cohort": 10, "samples": 40, "batch": 20}
     return Setting(name, "", data, **fleet, lr=lr, module=module, about=about, aim=LARGE_AIM)
 
 
@@ -159,7 +159,7 @@ MODELS = {
         ),
     )
 }
-"""Users' own modules, of whose forward pass nothing is known."""
+"""Users' own modules, each with a forward pass of its own."""
 
 SMOKE = Setting(
     "smoke",

@@ -48,6 +48,7 @@ class Row:
     same_accuracy: bool | None  # None: not comparable, or nothing to compare with
     share_of_peak: float | None
     operations: float | None
+    path: str | None  # how ours trained: compiled or autograd
     note: str = ""
 
 
@@ -151,6 +152,7 @@ def _row(
         same_accuracy=same,
         share_of_peak=share_of_peak(done, seconds.median, peak) if done and seconds and peak else None,
         operations=done,
+        path=runs[0].path,
         note=_note(runs),
     )
 

@@ -109,6 +109,7 @@ def main() -> None:
         packages=["fedpmt", "torch", "numpy"],
         operations=[record.operations for record in rounds[job.warmup : -1]],
         peak_mib=peak_mib(),
+        path=result.path,
     )
 
 

@@ -100,6 +100,8 @@ def test_smoke_runs_and_writes_every_field(tmp_path: Path, capsys: pytest.Captur
         known, own_class = (found[name, "ours", f"{method} E=1"] for name in ("smoke", "smoke-class"))
         assert known["operations"] == pytest.approx(own_class["operations"])
         assert len(known["operations"]) == 2
+        assert known["path"] == ("compiled" if kernels.available() else "autograd")
+        assert own_class["path"] in ("compiled", "autograd")
     shown = tmp_path / "page.md"
     shown.write_text("# Speed\n\n<!-- smoke -->\nold\n<!-- /smoke -->\n")
     assert main(["draw", str(out), "--figures", str(tmp_path), "--page", str(shown)]) == 0
@@ -178,7 +180,7 @@ def test_tables() -> None:
 def test_aims_are_judged_against_the_fastest_peer_and_the_price() -> None:
     """1.2 x misses 1.3 x; 0.66 is within 10 % of a price of 0.6 and 0.67 is not; 0.51 with E = 5 misses 0.5."""
     made = results(
-        measured("ours", [1.0], operations=[1e9]),
+        measured("ours", [1.0], operations=[1e9], path="autograd"),
         measured("plain", [2.0]),
         measured("pfl", [1.2]),
         measured("ours", [0.659], variant="fedpmt E=1", operations=[6e8]),
@@ -187,7 +189,7 @@ def test_aims_are_judged_against_the_fastest_peer_and_the_price() -> None:
     )
     made.settings["smoke"]["aim"] = 1.3
     line = aims_table(made).splitlines()[-1]
-    assert line == "| smoke | pfl | 1.20 x: missed | 1.3 x | 0.66 | 0.66 | 0.51: missed | 0.50 |"
+    assert line == "| smoke | autograd | pfl | 1.20 x: missed | 1.3 x | 0.66 | 0.66 | 0.51: missed | 0.50 |"
     made.measurements[3].seconds = [0.67]
     assert "| 0.67: missed | 0.66 |" in aims_table(made)
 
@@ -221,7 +223,7 @@ def test_models_are_the_nets_of_the_other_settings_and_three_more() -> None:
         job = setting.job({}, rounds=2, warmup=1, seed=0)
         assert job.filters == job.hidden == ()
         assert "task" not in setting.ours("fedavg")
-        assert setting.steps == (SETTINGS[setting.base].steps if name.endswith("-class") else 30)
+        assert setting.steps == (SETTINGS[setting.base].steps if name.endswith("-class") else 20)
 
 
 def test_a_class_is_the_same_net_as_its_chain() -> None:
