@@ -67,11 +67,12 @@ class CoverageMean:
                 continue
             self._fold(name)
             current = self.weights[name]
+            kind = summed_type(current)
             if name not in self._sums:
-                self._sums[name] = torch.zeros_like(current)
-            difference = update[name] if share == 1 else update[name] * share
+                self._sums[name] = torch.zeros_like(current, dtype=kind)
+            difference = update[name] if share == 1 else update[name].to(kind) * share
             if not isinstance(cover, torch.Tensor):
-                self._covers[name] = cover = torch.full_like(current, cover)
+                self._covers[name] = cover = torch.full_like(current, cover, dtype=kind)
             sums = self._sums[name]
             if not isinstance(selection, Indices) or not kernels.add_at(
                 sums, cover, selection.axes, difference, weight
@@ -89,7 +90,7 @@ class CoverageMean:
                 # Σ_C a (w_k - w) + Σ_{S - C} a (0 - w), over Σ_S a
                 missing = (self._total - cover) / self._unit
                 found[name] = (
-                    (difference - missing * self.weights[name]) / (self._total / self._unit),
+                    (difference - missing * self.weights[name].to(difference.dtype)) / (self._total / self._unit),
                     None,
                 )
                 continue
@@ -107,7 +108,7 @@ class CoverageMean:
         """The new weights w + Δ, once; tensors that nobody trained are the old ones, not copies."""
         new = dict(self.weights)
         for name, (change, _) in self.changes().items():
-            new[name] = change.add_(self.weights[name])
+            new[name] = change.add_(self.weights[name]).to(self.weights[name].dtype)
         return new
 
     def _fold(self, name: str) -> None:
@@ -123,18 +124,25 @@ class CoverageMean:
             self._sums[name] = (
                 torch.from_numpy(np.empty(tuple(like.shape), dtype=np.float32))
                 if plain
-                else torch.empty_like(like, memory_format=torch.contiguous_format)
+                else torch.empty_like(
+                    like, dtype=summed_type(like), memory_format=torch.contiguous_format
+                )
             )
         tensors = [tensor for tensor, _ in waiting]
         if kernels.fold(self._sums[name], tensors, [share for _, share in waiting], fresh=fresh):
             return
         for total, *changed in _blocks(self._sums[name], *tensors):
             for place, (own, (_, share)) in enumerate(zip(changed, waiting, strict=True)):
-                difference = own if share == 1 else own * share
+                difference = own if share == 1 else own.to(total.dtype) * share
                 if fresh and place == 0:
                     total.copy_(difference)
                 else:
                     total.add_(difference)
+
+
+def summed_type(tensor: Tensor) -> torch.dtype:
+    """The type in which tensors like this one are added up: 16 bits would lose all but the first of many."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -23,6 +23,7 @@ from fedpmt.data.description import Defaults
 from fedpmt.data.registry import default_for, find_dataset, is_function, spellings
 from fedpmt.data.spec import held_out, parse_public
 from fedpmt.models.nets import NETS
+from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
 from fedpmt.records import EXECUTION
 from fedpmt.resources import Budget, parse_budget
 from fedpmt.types import Scalar, SettingError
@@ -40,6 +41,10 @@ SERVER_USES = {
     "server_tau": ("adam", "yogi", "adagrad"),
 }
 """Which of the server's optimizers make use of a setting; with the others it would be ignored, so it is refused."""
+
+LOWER_PRECISIONS = ("bf16", "int8")
+PRECISION_SECONDS = "bf16=1,int8=1/2"
+"""An assumption, and a cautious one: many devices have no arithmetic of 16 bits, most have some of 8."""
 
 FLAGS = ("nesterov", "server_nesterov")
 """Settings that are true or false; true is not taken for the number 1 elsewhere."""
@@ -165,6 +170,19 @@ class Settings(BaseModel):
         gt=0,
         description="the largest norm of a step's gradient on devices; longer ones are scaled down",
     )
+    precision: TrainedPrecision = Field(
+        "fp32",
+        description="in which trained layers compute on devices: fp32 (as the weights are), or bf16 by autocast",
+    )
+    frozen_precision: FrozenPrecision = Field(
+        "fp32",
+        description="in which layers before the first trained one compute, and in which their outputs are kept: "
+        "fp32 (as the weights are), bf16 by autocast, or int8, which rounds weights and outputs to 8 bits",
+    )
+    precision_seconds: str = Field(
+        PRECISION_SECONDS,
+        description="seconds of an operation in these precisions, relative to fp32's, for the virtual clock",
+    )
     server_optimizer: Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
         "none", description="the server's optimizer, for methods that average parts; none takes the mean"
     )
@@ -264,7 +282,7 @@ class Settings(BaseModel):
             raise ValueError("must be a finite number")
         return value
 
-    @field_validator("schedule", "budget", "public", "drift")
+    @field_validator("schedule", "budget", "public", "drift", "precision_seconds")
     @classmethod
     def _parses(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
@@ -304,6 +322,7 @@ class Settings(BaseModel):
             raise SettingError(
                 f"budget = '{self.budget}' is refused with mode = '{self.mode}': it needs mode = 'exact'"
             )
+        _check_precision(self)
         if self.splitting == "device" and self.sampling != "uniform":
             raise SettingError(
                 f"sampling = '{self.sampling}' needs speeds that the server does not know "
@@ -370,6 +389,9 @@ class RunSettings(TypedDict, total=False):
     nesterov: bool
     weight_decay: float
     clip_norm: float | None
+    precision: TrainedPrecision
+    frozen_precision: FrozenPrecision
+    precision_seconds: str
     server_optimizer: Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"]
     server_lr: float | None
     server_momentum: float
@@ -392,6 +414,21 @@ class RunSettings(TypedDict, total=False):
     time_budget: float | None
     checkpoint_seconds: float
     options: Mapping[str, Any]
+
+
+def _check_precision(settings: Settings) -> None:
+    lowered = [
+        f"{key.replace('_', '-')} = '{getattr(settings, key)}'"
+        for key in ("precision", "frozen_precision")
+        if getattr(settings, key) != "fp32"
+    ]
+    if lowered and settings.mode != "exact":
+        raise SettingError(f"{lowered[0]} needs mode = 'exact': the paper's clock knows one precision only")
+    if not lowered and settings.precision_seconds != PRECISION_SECONDS:
+        raise SettingError(
+            f"precision-seconds = '{settings.precision_seconds}' does nothing "
+            "with precision = 'fp32' and frozen-precision = 'fp32'"
+        )
 
 
 def _default_data(task: object) -> str:
@@ -478,6 +515,23 @@ def parse_drift(text: str) -> tuple[float, float] | None:
     return factor, rounds
 
 
+@cache
+def parse_precision_seconds(text: str) -> Mapping[str, float]:
+    """The seconds of an operation in each precision, relative to fp32's.
+
+    >>> parse_precision_seconds("int8=1/4")
+    {'fp32': 1.0, 'bf16': 1.0, 'int8': 0.25}
+    """
+    given = {} if text == PRECISION_SECONDS else dict(parse_precision_seconds(PRECISION_SECONDS))
+    found = {"fp32": 1.0, **given}
+    for one in text.split(","):
+        name, _, number = one.partition("=")
+        if name.strip() not in LOWER_PRECISIONS:
+            raise SettingError.unknown("precision-seconds", name.strip(), LOWER_PRECISIONS)
+        found[name.strip()] = parse_number("precision-seconds", number)
+    return found
+
+
 def parse_number(key: str, text: str) -> float:
     """A positive number, fractions allowed.
 
@@ -499,5 +553,6 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "budget": parse_budget,
     "public": parse_public,
     "drift": parse_drift,
+    "precision_seconds": parse_precision_seconds,
 }
 """Settings written in a small language of their own: what does not parse is refused when it is given."""

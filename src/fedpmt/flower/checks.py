@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedpmt.flower.answers import RefusedError, reading
-from fedpmt.flower.wire import METRICS, REPLY, array_bytes, npy_bytes, tensors
+from fedpmt.flower.wire import METRICS, REPLY, array_bytes, npy_bytes, tensors, wire_type
 from fedpmt.pricing.adaptive import LONGEST
 from fedpmt.pricing.meter import reply_shapes
 from fedpmt.simulation.cohort import steps_asked
@@ -173,7 +173,7 @@ def require_bytes(records: RecordDict, most: int) -> None:
 
 def require_header(label: str, array: Array, shape: tuple[int, ...], kind: torch.dtype) -> None:
     """Refuse an array whose header states another shape or type."""
-    dtype = str(kind).removeprefix("torch.")
+    dtype = str(wire_type(kind)).removeprefix("torch.")
     require(tuple(array.shape) == shape, f"{label} has shape {tuple(array.shape)}, not {shape}")
     require(array.dtype == dtype, f"{label} is of type {array.dtype}, not {dtype}")
 

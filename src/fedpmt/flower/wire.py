@@ -16,6 +16,9 @@ from fedpmt.training.messages import Task
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy as np
+    from torch import Tensor
+
     from fedpmt.flower.secure.fixed_point import Words
     from fedpmt.models.structure import Structure
     from fedpmt.training.messages import Reply
@@ -107,7 +110,21 @@ def _claims(order: Order, reply: Reply) -> dict[str, Any]:
 
 def tensors(arrays: Mapping[str, Array]) -> Tensors:
     """Decode the tensors of one group; they own their memory."""
-    return {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+    return {name: _decoded(torch.from_numpy(array.numpy())) for name, array in arrays.items()}
+
+
+def wire_type(kind: torch.dtype) -> torch.dtype:
+    """The type in which numbers travel: NumPy has no bfloat16, and nothing else travels as int16."""
+    return torch.int16 if kind == torch.bfloat16 else kind
+
+
+def _encoded(tensor: Tensor) -> np.ndarray:
+    found: np.ndarray = tensor.view(wire_type(tensor.dtype)).numpy()
+    return found
+
+
+def _decoded(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.int16 else tensor
 
 
 def array_bytes(records: RecordDict) -> int:
@@ -127,7 +144,7 @@ HEADER = 256
 def _encode(payload: Payload) -> dict[str, ArrayRecord]:
     return {
         group: ArrayRecord(
-            {name: Array(tensor.detach().cpu().contiguous().numpy()) for name, tensor in named.items()}
+            {name: Array(_encoded(tensor.detach().cpu().contiguous())) for name, tensor in named.items()}
         )
         for group, named in payload.items()
     }

@@ -33,7 +33,7 @@ from fedpmt.methods.base import (
 from fedpmt.methods.fitted import fitted, rate_for
 from fedpmt.parts.part import GLOBAL, Extra, Part, size
 from fedpmt.parts.width import narrow_start
-from fedpmt.pricing.cost import FLOAT_BYTES
+from fedpmt.models.structure import FLOAT_BYTES
 from fedpmt.training.distillation import answers
 from fedpmt.training.local import LocalWork, Outcome
 from fedpmt.training.messages import Client, Reply, Task
@@ -225,8 +225,10 @@ class Comet(Method[Clusters, Personal]):
             memory_bytes=int(cost.memory.activations * public) + told,
             task_bytes=told,
             answers={ANSWERS: {ANSWERS: shape}},
-            kept_bytes=FLOAT_BYTES
-            * sum(size(kept, state.structure.shapes[name]) for name, kept in net.trained.items()),
+            kept_bytes=sum(
+                state.structure.bytes_each(name) * size(kept, state.structure.shapes[name])
+                for name, kept in net.trained.items()
+            ),
         )
         return Part(GLOBAL, {}, {}, net.label, 2 * SEED_BYTES, kept=net.trained, extra=extra)
 

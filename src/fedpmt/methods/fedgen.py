@@ -22,7 +22,7 @@ from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, S
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL, WHOLE, Extra, Part, size
 from fedpmt.parts.width import first_channels, hidden_groups, kept_count, narrow, narrow_start
-from fedpmt.pricing.cost import FLOAT_BYTES
+from fedpmt.models.structure import FLOAT_BYTES
 from fedpmt.pricing.matching import rate_within
 from fedpmt.training.distillation import answers
 from fedpmt.training.local import Job, LocalWork, Outcome, Run
@@ -415,8 +415,11 @@ class FedGen(Method[Generating, Any]):
     def extra(self, state: Generating, part: Part, generative: float, latent: float) -> Extra:
         """What the generator takes on a device: its own forward pass, and the head's on what it makes."""
         classes = state.structure.shapes[state.head[0]][0]
-        shapes = state.structure.shapes
-        kept = FLOAT_BYTES * sum(size(selection, shapes[name]) for name, selection in part.kept.items())
+        structure = state.structure
+        kept = sum(
+            structure.bytes_each(name) * size(selection, structure.shapes[name])
+            for name, selection in part.kept.items()
+        )
         counts = Extra(answers={COUNTS: {COUNTS: (classes,)}}, kept_bytes=kept)
         if not (generative or latent):
             return counts

@@ -21,7 +21,7 @@ import numpy as np
 from fedpmt.methods.base import Fold, Gather, Method, Predictor, Round, Server, Setup, Step, Traits, require
 from fedpmt.parts.depth import full, suffix
 from fedpmt.parts.part import GLOBAL, Extra, Part
-from fedpmt.pricing.cost import FLOAT_BYTES
+from fedpmt.models.structure import FLOAT_BYTES
 from fedpmt.training.distillation import answers
 from fedpmt.training.local import Job, LocalWork, Outcome
 from fedpmt.training.messages import Client, Reply, Task
@@ -248,7 +248,7 @@ class FedGKT(Method[Group, Edge]):
 
     def moments_bytes(self, edge: Structure) -> int:
         """AMSGrad keeps three numbers of each parameter, SGD none."""
-        return 3 * FLOAT_BYTES * edge.size(edge.parameters) if self.device_optimizer == "adam" else 0
+        return 3 * edge.nbytes(edge.parameters) if self.device_optimizer == "adam" else 0
 
     def init(self, setup: Setup) -> Group:
         whole, edge = setup.prototypes[GLOBAL], setup.prototypes[EDGE].structure
@@ -274,7 +274,7 @@ class FedGKT(Method[Group, Edge]):
                 }
             },
             # The edge net, and the moments of its parameters.
-            kept_bytes=FLOAT_BYTES * state.edge.size(state.edge.tensors) + self.moments_bytes(state.edge),
+            kept_bytes=state.edge.nbytes(state.edge.tensors) + self.moments_bytes(state.edge),
         )
         part = Part(EDGE, {}, {}, "edge net", kept=net.trained, extra=extra)
         known = {TEACHER: {LOGITS: state.logits[client.id]}} if client.id in state.logits else {}

@@ -9,7 +9,6 @@ from fedpmt.methods.averaging import Averaged, Weight, weight_of
 from fedpmt.methods.base import Predictor
 from fedpmt.parts.part import GLOBAL, WHOLE, Part, embedded, size, take, travelling_shapes
 from fedpmt.parts.width import corners, thinned, without_buffers
-from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.training.local import LocalWork, Outcome
 from fedpmt.types import MODEL
 
@@ -153,14 +152,18 @@ class WidthsWork(LocalWork[None]):
         if not buffers:
             return part.extra
         nets = (*part.inner, part)
-        sizes = [size(net.sent[name], structure.shapes[name]) for net in nets for name in buffers]
+        sizes = [
+            structure.bytes_each(name) * size(net.sent[name], structure.shapes[name])
+            for net in nets
+            for name in buffers
+        ]
         answers = {
             statistics_of(level): travelling_shapes(
                 {name: net.sent[name] for name in buffers}, structure.shapes
             )
             for level, net in enumerate(nets, start=1)
         }
-        return replace(part.extra, task_bytes=FLOAT_BYTES * sum(sizes), answers=answers)
+        return replace(part.extra, task_bytes=sum(sizes), answers=answers)
 
 
 def outputs_at(run: Run[None], level: int, inputs: Arrays) -> Any:

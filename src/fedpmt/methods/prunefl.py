@@ -23,7 +23,6 @@ from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, S
 from fedpmt.parts.depth import full, suffix
 from fedpmt.parts.mask import rearranged
 from fedpmt.parts.part import GLOBAL, WHOLE, Mask, Part, place, take, travelling_shapes
-from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.pricing.matching import largest_rate
 from fedpmt.training.local import LocalWork, Outcome
 from fedpmt.training.messages import Client, Reply, Task
@@ -114,15 +113,15 @@ class Masked(LocalWork[Squares]):
 
     def extra(self, part: Part, price: PriceOf, structure: Structure) -> Extra:
         """Products are dense: a mask saves updates. One more operation for each gradient, and two sums of them held."""
-        gradients = structure.size(structure.parameters)
+        gradients, held = structure.size(structure.parameters), structure.nbytes(structure.parameters)
         answers = {SQUARES: travelling_shapes(part.reported, structure.shapes)} if part.reported else {}
         return replace(
             part.extra,
             step=gradients,
-            memory_bytes=2 * FLOAT_BYTES * gradients,
+            memory_bytes=2 * held,
             answers=answers,
             metrics=(ACCURACY,),
-            kept_bytes=FLOAT_BYTES * gradients,
+            kept_bytes=held,
         )
 
     def bounds(self, task: Task, reach: Reach) -> Mapping[str, float]:
@@ -294,12 +293,13 @@ class PruneFL(Method[Sparse, Squares]):
             return self.density or 1.0
         structure = setup.prototypes[GLOBAL].structure
         whole = weakest.meter.usage(full(structure)).operations
-        weights = structure.size(prunable(structure))
-        rest = structure.size(structure.tensors) - weights
+        pruned = prunable(structure)
+        weights, held = structure.size(pruned), structure.nbytes(pruned)
+        rest = structure.nbytes(structure.tensors) - held
 
         def usage(rate: float) -> Resources:
             # Memory is left out: no density changes it.
-            active = FLOAT_BYTES * (rest + int(rate * weights))
+            active = rest + held * int(rate * weights) // max(1, weights)
             return weakest.meter.resources(rate * whole, active + math.ceil(weights / 8), active)
 
         return largest_rate(lambda rate: usage(rate) <= weakest.limit)

@@ -21,7 +21,6 @@ from fedpmt.methods.averaging import Averaged, MeanFold, Weight
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, require
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL
-from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.training.local import LocalWork, Outcome
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.training.optimizers import SGD
@@ -105,7 +104,7 @@ class Controlled(LocalWork[Control]):
 
     def extra(self, part: Part, price: PriceOf, structure: Structure) -> Extra:
         """One more operation per trained parameter and step; c, c_i and c - c_i are held; Option I has a pass more."""
-        cost, variates = price(part), FLOAT_BYTES * structure.size(structure.parameters)
+        cost, variates = price(part), structure.nbytes(structure.parameters)
         return replace(
             part.extra,
             step=cost.update,

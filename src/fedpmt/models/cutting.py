@@ -42,8 +42,8 @@ class Answer:
     def restore(self, rows: Tensor) -> Tensor:
         """Turn rows back into what was returned."""
         if self.axis is None:
-            return rows[0]
-        return rows.flatten(0, 1).movedim(0, self.axis)
+            return rows[0].to(self.dtype)
+        return rows.flatten(0, 1).movedim(0, self.axis).to(self.dtype)
 
     def zeros(self, samples: int, device: torch.device) -> Tensor:
         """Stand in for what nobody reads: one zero in the right shape."""

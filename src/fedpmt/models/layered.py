@@ -71,6 +71,7 @@ class LayeredModel:
         self._slots = {name: _slots(module, names) for name, names in layout.aliases.items()}
         self._own = {name: slots[0][0][slots[0][1]] for name, slots in self._slots.items()}
         self._bound: dict[str, Tensor] = {}
+        self._dtype = _float_type(module)
 
     def clone(self) -> LayeredModel:
         """Copy the model, for another thread."""
@@ -128,7 +129,7 @@ class LayeredModel:
     def forward(self, tensors: Tensors, inputs: Arrays) -> Any:
         """Run the whole model on these tensors."""
         self._bind(tensors)
-        return _call(self.module, inputs)
+        return self._call(inputs)
 
     def release(self) -> None:
         """Let go of the tensors it was run on last; the module has its own again."""
@@ -148,7 +149,7 @@ class LayeredModel:
             found = self._checked(cut)
             with self._evaluating():
                 self._bind(tensors)
-                return capture(self.module, found, _count(inputs), lambda: _call(self.module, inputs))
+                return capture(self.module, found, _count(inputs), lambda: self._call(inputs))
 
     def entry(self, kept: Arrays, inputs: Arrays) -> Arrays:
         """What `suffix` takes: what was kept of samples and, unless the model is a chain, the samples themselves."""
@@ -160,12 +161,13 @@ class LayeredModel:
             return self.run(cut, len(self.structure.layers), tensors, entry)
         inputs, found = entry[INPUTS], self._checked(cut)
         self._bind(tensors)
-        return replay(self.module, found, entry[KEPT], _count(inputs), lambda: _call(self.module, inputs))
+        return replay(self.module, found, entry[KEPT], _count(inputs), lambda: self._call(inputs))
 
     def run(self, first: int, last: int, tensors: Tensors, inputs: Arrays) -> Tensor:
         """Run layers `first` to `last - 1` (counted from 0) of a model that is a chain of its layers."""
         self._bind(tensors)
-        outputs = inputs
+        # What was kept in fewer bits, and samples for a net of fewer bits, come in another type.
+        outputs = _as(inputs, self._own[self.structure.layers[first].tensors[0]].dtype)
         for link in self.modules_of(first, last):
             outputs = link.module(outputs)
         return outputs  # type: ignore[no-any-return]
@@ -175,6 +177,10 @@ class LayeredModel:
         if self.chain is None:
             raise SettingError("this model is not a chain of its layers, so it cannot be run in halves")
         return [link for layer in self.chain[first:last] for link in layer]
+
+    def _call(self, inputs: Arrays) -> Any:
+        """Run the module on samples in its own type of numbers: a net of 16 bits takes them in 16 bits."""
+        return _call(self.module, _as(inputs, self._dtype))
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -279,6 +285,18 @@ def _on(inputs: Arrays, device: torch.device) -> Arrays:
     return inputs.to(device)
 
 
+def _float_type(module: nn.Module) -> torch.dtype:
+    """The type of a module's numbers, by its first parameter."""
+    types = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+    return next(types, torch.float32)
+
+
+def _as(inputs: Arrays, dtype: torch.dtype) -> Arrays:
+    if isinstance(inputs, Mapping):
+        return {name: _as(array, dtype) for name, array in inputs.items()}
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+
 def _close(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
@@ -316,6 +334,7 @@ def layered(
     """
     check_shapes(module)
     own, scratch = copy.deepcopy(module), copy.deepcopy(module)
+    example = None if example is None else _as(example, _float_type(module))
     few = many = None
     if layers is None and _is_plain_chain(own, traceable=example is not None):
         children = list(sequential_children(own))

@@ -59,8 +59,15 @@ def arrange(
     covered = dict.fromkeys(name for layer in layers for name in layer.tensors)
     names = {name: own[0] for own in aliases.values() for name in own}
     fixed = tuple(dict.fromkeys(names[n] for n in state if n in names and names[n] not in covered))
-    shapes = {n: tuple(t.shape) for n, t in (*module.named_parameters(), *module.named_buffers())}
-    structure = Structure(layers, {name: shapes[name] for name in (*covered, *fixed)}, axes, fixed=fixed)
+    tensors = dict((*module.named_parameters(), *module.named_buffers()))
+    own = {name: tensors[name] for name in (*covered, *fixed)}
+    structure = Structure(
+        layers,
+        {name: tuple(tensor.shape) for name, tensor in own.items()},
+        axes,
+        fixed=fixed,
+        item_bytes={name: tensor.element_size() for name, tensor in own.items()},
+    )
     return Layout(structure, tuple(stages), tuple(base), aliases, owners.all)
 
 

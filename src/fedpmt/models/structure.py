@@ -8,9 +8,9 @@ axes belongs to; cutting by width needs it, cutting by depth does not.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fedpmt.types import SettingError
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Kind = Literal["input", "linear", "conv", "output"]
+TrainedPrecision: TypeAlias = Literal["fp32", "bf16"]
+FrozenPrecision: TypeAlias = Literal["fp32", "bf16", "int8"]
+
+FLOAT_BYTES = 4
+"""Of a number, where nothing else is known."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ class Structure:
     shapes: Mapping[str, tuple[int, ...]]
     axes: Axes | None = None
     fixed: tuple[str, ...] = ()  # neither trained nor averaged: what the owner froze, and counters
+    item_bytes: Mapping[str, int] = field(default_factory=dict)  # of one number of a tensor; FLOAT_BYTES else
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -103,6 +109,14 @@ class Structure:
     def size(self, names: Sequence[str]) -> int:
         """How many numbers these tensors hold."""
         return sum(math.prod(self.shapes[name]) for name in names)
+
+    def bytes_each(self, name: str) -> int:
+        """The bytes of one number of a tensor, or of what a method keeps and sends under its name."""
+        return self.item_bytes.get(name, FLOAT_BYTES)
+
+    def nbytes(self, names: Sequence[str]) -> int:
+        """How many bytes these tensors take."""
+        return sum(self.bytes_each(name) * math.prod(self.shapes[name]) for name in names)
 
     def require_axes(self, why: str) -> Axes:
         """The axes, or a plain refusal where the model does not declare them."""

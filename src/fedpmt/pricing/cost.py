@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-FLOAT_BYTES = 4
-
-
 @dataclass(frozen=True)
 class Memory:
     """Bytes that a device holds in one local round, trained by PyTorch.
@@ -73,10 +70,24 @@ class Cost:
         """Peak training memory."""
         return self.memory.total
 
-    def round_operations(self, *, samples: int, epochs: float, batch: int, cached: bool) -> float:
-        """The work of one local round; a cached prefix runs once per round instead of once per epoch."""
+    def round_operations(
+        self,
+        *,
+        samples: int,
+        epochs: float,
+        batch: int,
+        cached: bool,
+        frozen: float = 1.0,
+        trained: float = 1.0,
+    ) -> float:
+        """The work of one local round; a cached prefix runs once per round instead of once per epoch.
+
+        Operations of the `frozen` prefix, and those of the forward and backward pass of the other layers, may
+        count for less: where they are computed in fewer bits.
+        """
         prefix_epochs = min(epochs, 1) if cached else epochs
-        steps = epochs * (self.operations - self.prefix) + prefix_epochs * self.prefix
+        saved = (1 - trained) * (self.forward + self.error + self.gradient)
+        steps = epochs * (self.operations - self.prefix - saved) + prefix_epochs * self.prefix * frozen
         return samples / batch * (steps + self.once)
 
     def plus(self, *, step: float = 0.0, once: float = 0.0, memory_bytes: int = 0) -> Cost:

@@ -12,7 +12,6 @@ from fedpmt.models.build import build
 from fedpmt.models.nets import net as find_net
 from fedpmt.parts import depth
 from fedpmt.parts.width import thinned
-from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.pricing.layer_table import LayerTable, layer_rows
 from fedpmt.pricing.matching import match_keep
 from fedpmt.pricing.paper import dropped_operations
@@ -144,7 +143,7 @@ def model_table(task: str, price: Price, count: int | None = None) -> CostTable:
                 frozen=tuple(layer.name for layer in structure.layers[: count - number]),
                 operations=int(cost.operations),
                 ratio=cost.operations / price.full.operations,
-                upload_bytes=FLOAT_BYTES * structure.size(list(part.trained)),
+                upload_bytes=structure.nbytes(list(part.trained)),
                 overhead_bytes=part.overhead_bytes,
                 memory_bytes=cost.memory_bytes,
                 feddrop_keep=keep,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpmt.models.precision import Prefix, computing
 from fedpmt.models.tracing import NoFastPath
 from fedpmt.models.trees import map_tensors, tensors_in
 from fedpmt.parts.part import WHOLE, frozen_prefix, mask, place, take
@@ -23,6 +24,7 @@ from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from fedpmt.models.layered import LayeredModel
+    from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
     from fedpmt.parts.part import Part
     from fedpmt.types import Arrays, Tensors
 
@@ -70,7 +72,14 @@ def two_samples(example: Arrays) -> Arrays:
 
 
 def measure(
-    model: LayeredModel, tensors: Tensors, part: Part, inputs: Arrays, *, cached: bool
+    model: LayeredModel,
+    tensors: Tensors,
+    part: Part,
+    inputs: Arrays,
+    *,
+    cached: bool,
+    precision: TrainedPrecision = "fp32",
+    frozen_precision: FrozenPrecision = "fp32",
 ) -> Measurement:
     """Run two samples through the part; `model` is in use meanwhile, `tensors` stay as they are."""
     structure = model.structure
@@ -83,21 +92,24 @@ def measure(
     halves = cut if model.can_cut(cut) else None
     # Dropout draws from torch's global generator: it is put back, so that pricing never changes a run.
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        counts = _count(model, local, trains, inputs, halves)
+        # Operations are the same in any precision, and only weights as they are tell whose they are.
+        plain = None if halves is None else Prefix(model, halves, local)
+        counts = _count(model, local, trains, inputs, plain)
+        prefix = None if halves is None else Prefix.of(model, halves, local, frozen_precision)
         few, many = (
-            _hold(model, local, trains, gathered, halves, cached=cached)
+            _hold(model, local, trains, gathered, prefix, cached=cached, precision=precision)
             for gathered in (inputs, _twice(inputs))
         )
     numbers = (SAMPLES, 2 * SAMPLES)
-    prefix = None
+    keeping = None
     if few.prefix is not None and many.prefix is not None:
-        prefix = Timeline.through(few.prefix, many.prefix, numbers)
+        keeping = Timeline.through(few.prefix, many.prefix, numbers)
     step = Timeline.through(few.step, many.step, numbers)
-    return Measurement(*counts, step, min(few.kept, len(step.each) - 1), prefix, few.hidden_bytes / SAMPLES)
+    return Measurement(*counts, step, min(few.kept, len(step.each) - 1), keeping, few.hidden_bytes / SAMPLES)
 
 
 def _count(
-    model: LayeredModel, local: Tensors, trains: list[str], inputs: Arrays, cut: int | None
+    model: LayeredModel, local: Tensors, trains: list[str], inputs: Arrays, prefix: Prefix | None
 ) -> tuple[dict[str, float], float, float]:
     """Multiply-adds of one sample: forward by layer, of the weight gradients, and of the whole backward pass."""
     structure = model.structure
@@ -110,7 +122,7 @@ def _count(
     reached: list[str] = []
     with NoFastPath():
         with forward:
-            outputs = _outputs(model, local, inputs, cut)
+            outputs = _outputs(model, local, inputs, prefix)
         answers = [one for one in tensors_in(outputs) if one.requires_grad]
         if answers:
             total = _total([one.sum() for one in answers])
@@ -135,17 +147,24 @@ class _Held:
 
 
 def _hold(
-    model: LayeredModel, local: Tensors, trains: list[str], data: Arrays, cut: int | None, *, cached: bool
+    model: LayeredModel,
+    local: Tensors,
+    trains: list[str],
+    data: Arrays,
+    prefix: Prefix | None,
+    *,
+    cached: bool,
+    precision: TrainedPrecision,
 ) -> _Held:
     """Run the phases of a local round: the frozen layers for the cache, then one step on a gathered batch.
 
-    The data itself does not count: a device has it anyway.
+    The data itself does not count: a device has it anyway. Nor do rounded weights: they take the place of those received.
     """
-    known = [*local.values(), *tensors_in(data)]
+    known = [*local.values(), *tensors_in(data), *(prefix.tensors.values() if prefix else ())]
     before, hidden_bytes = None, 0
-    if cached and cut is not None:
+    if cached and prefix is not None:
         with Footprint(known) as running:
-            kept = model.prefix(cut, local, data)
+            kept = prefix.run(data)
         before, hidden_bytes = (
             running.history,
             sum(one.untyped_storage().nbytes() for one in tensors_in(kept)),
@@ -155,27 +174,30 @@ def _hold(
         del kept
     with Footprint(known) as step:
         batch = map_tensors(data, torch.clone)  # as drawing a batch makes one
-        outputs = (
-            _outputs(model, local, batch, cut)
-            if before is None or cut is None
-            else model.suffix(cut, local, batch)
-        )
-        kept_at = 0
-        answers = [one for one in tensors_in(outputs) if one.requires_grad]
-        if answers:
+        with computing(precision, batch):
+            outputs = (
+                _outputs(model, local, batch, prefix)
+                if before is None or prefix is None
+                else model.suffix(prefix.cut, local, prefix.restore(batch))
+            )
+            answers = [one for one in tensors_in(outputs) if one.requires_grad]
             # Like cross-entropy it keeps one number for each output, and any outputs will do.
-            loss = _total([torch.log_softmax(one, dim=-1).select(-1, 0).sum() for one in answers])
-            del outputs, answers
+            losses = [torch.log_softmax(one, dim=-1).select(-1, 0).sum() for one in answers]
+        kept_at = 0
+        if answers:
+            loss = _total(losses)
+            del outputs, answers, losses
             kept_at = len(step.history) - 1
             gradients = torch.autograd.grad(loss, [local[name] for name in trains], allow_unused=True)
             del gradients
     return _Held(step.history if trains else [], kept_at, before, hidden_bytes)
 
 
-def _outputs(model: LayeredModel, local: Tensors, inputs: Arrays, cut: int | None) -> Any:
-    if cut is None:
+def _outputs(model: LayeredModel, local: Tensors, inputs: Arrays, prefix: Prefix | None) -> Any:
+    if prefix is None:
         return model.forward(local, inputs)
-    return model.suffix(cut, local, model.entry(model.prefix(cut, local, inputs), inputs))
+    entry = prefix.restore(model.entry(prefix.run(inputs), inputs))
+    return model.suffix(prefix.cut, local, entry)
 
 
 def _total(numbers: list[Tensor]) -> Tensor:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from fedpmt.parts.depth import LEVEL_ID_BYTES
 from fedpmt.parts.part import NOTHING, travelling_shapes
-from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.resources import Resources
 
 if TYPE_CHECKING:
@@ -32,13 +31,17 @@ def reply_shapes(part: Part, structure: Structure) -> dict[str, Shapes]:
 def upload_bytes(part: Part, structure: Structure) -> int:
     """The bytes of a reply's tensors."""
     groups = reply_shapes(part, structure).values()
-    return FLOAT_BYTES * sum(math.prod(shape) for shapes in groups for shape in shapes.values())
+    return sum(_tensor_bytes(shapes, structure) for shapes in groups)
 
 
 def download_bytes(part: Part, structure: Structure) -> int:
     """The bytes of a task's tensors; must be what the method really sends."""
     shapes = travelling_shapes(part.sent, structure.shapes)
-    return FLOAT_BYTES * sum(math.prod(shape) for shape in shapes.values()) + part.extra.task_bytes
+    return _tensor_bytes(shapes, structure) + part.extra.task_bytes
+
+
+def _tensor_bytes(shapes: Shapes, structure: Structure) -> int:
+    return sum(structure.bytes_each(name) * math.prod(shape) for name, shape in shapes.items())
 
 
 @dataclass(frozen=True)

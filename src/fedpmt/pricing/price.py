@@ -21,7 +21,7 @@ from fedpmt.models.nets import KERNEL, POOL
 from fedpmt.parts import depth
 from fedpmt.parts.part import WHOLE, Whole, frozen_prefix, local_shape, mask, size
 from fedpmt.pricing import paper
-from fedpmt.pricing.cost import FLOAT_BYTES, Cost, LayerCost, Memory
+from fedpmt.pricing.cost import Cost, LayerCost, Memory
 from fedpmt.pricing.measure import BASE, measure, two_samples
 from fedpmt.types import SettingError
 
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.nets import Net
-    from fedpmt.models.structure import Layer
+    from fedpmt.models.structure import FrozenPrecision, Layer, TrainedPrecision
     from fedpmt.parts.part import Part
     from fedpmt.pricing.measure import Measurement
     from fedpmt.types import Arrays
 
 Mode: TypeAlias = Literal["exact", "paper"]
 MODES = ("exact", "paper")
+FULL_PRECISION: Mapping[str, float] = {"fp32": 1.0}
 Key: TypeAlias = tuple[tuple[object, ...], tuple[object, ...]]
 
 
@@ -45,7 +46,8 @@ class Price:
 
     `samples` is the usual |D_k|, the unit of `load`. `cached` says that training keeps the outputs of
     frozen layers for a whole round; a model that cannot be run in halves never does. `others` are nets that some
-    devices have instead, by the name that parts call them; shares are of this one.
+    devices have instead, by the name that parts call them; shares are of this one. `precision_seconds` weighs operations
+    of a lower precision where they become seconds, and only there.
     """
 
     def __init__(
@@ -61,6 +63,9 @@ class Price:
         net: Net | None = None,
         epochs: int = 1,
         others: Mapping[str, LayeredModel] | None = None,
+        precision: TrainedPrecision = "fp32",
+        frozen_precision: FrozenPrecision = "fp32",
+        precision_seconds: Mapping[str, float] = FULL_PRECISION,
     ) -> None:
         if mode not in MODES:
             raise SettingError.unknown("mode", mode, MODES)
@@ -71,6 +76,8 @@ class Price:
         self.batch, self.samples = batch, samples  # n^x, |D_k|
         self.cached = cached
         self.held, self.epochs = held, epochs  # numbers that the optimizer holds of each parameter; E
+        self._precision, self._frozen_precision = precision, frozen_precision
+        self._seconds = precision_seconds  # of an operation, relative to fp32's
         self._model = model.clone()
         self._tensors = self._model.initial()
         self._inputs = two_samples(example)
@@ -89,6 +96,9 @@ class Price:
                 held=held,
                 example=example,
                 epochs=epochs,
+                precision=precision,
+                frozen_precision=frozen_precision,
+                precision_seconds=precision_seconds,
             )
 
     @cached_property
@@ -120,7 +130,14 @@ class Price:
         if self.mode == "paper":
             # c_k · |D_k| · E
             return (cost.share * epochs + cost.once / self._full_operations) * samples / self.samples
-        work = self.round_operations(cost, samples=samples, epochs=epochs)
+        work = cost.round_operations(
+            samples=samples,
+            epochs=epochs,
+            batch=self.batch,
+            cached=self.cached,
+            frozen=self._seconds[self._frozen_precision],
+            trained=self._seconds[self._precision],
+        )
         return work / (self.full.operations * self.samples / self.batch)
 
     def round_operations(self, cost: Cost, *, samples: int, epochs: float) -> float:
@@ -245,7 +262,9 @@ class Price:
         )
 
     def _bytes(self, part: Part, names: Iterable[str]) -> int:
-        return FLOAT_BYTES * sum(math.prod(self._shape(part, name)) for name in names)
+        return sum(
+            self.structure.bytes_each(name) * math.prod(self._shape(part, name)) for name in names
+        )
 
     def _formulas(self, part: Part) -> tuple[paper.Operations, ...]:
         net = self.net
@@ -265,7 +284,15 @@ class Price:
     def _measure(self, part: Part) -> Measurement:
         key = self._key(part)
         if key not in self._measured:
-            self._measured[key] = measure(self._model, self._tensors, part, self._inputs, cached=self.cached)
+            self._measured[key] = measure(
+                self._model,
+                self._tensors,
+                part,
+                self._inputs,
+                cached=self.cached,
+                precision=self._precision,
+                frozen_precision=self._frozen_precision,
+            )
         return self._measured[key]
 
     def _trained(self, part: Part) -> list[str]:

@@ -18,6 +18,7 @@ from fedpmt.pricing.price import Price
 from fedpmt.pricing.times import Times
 from fedpmt.records import DEVICES
 from fedpmt.seeds import Seeds
+from fedpmt.settings import parse_precision_seconds
 from fedpmt.simulation.checkpoint import DeviceStore
 from fedpmt.simulation.executors import Executor, Parallel, Plain
 from fedpmt.simulation.loop import Federation
@@ -50,6 +51,9 @@ def make_price(settings: Settings, problem: Problem) -> Price:
         net=problem.net,
         epochs=settings.epochs,
         others=problem.prototypes,
+        precision=settings.precision,
+        frozen_precision=settings.frozen_precision,
+        precision_seconds=parse_precision_seconds(settings.precision_seconds),
     )
 
 

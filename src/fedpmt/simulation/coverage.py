@@ -1,4 +1,4 @@
-"""Layers that a method gives to no device of the fleet."""
+"""What a method, as it would be assigned now, leaves undone: layers that nobody trains, a precision that never acts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpmt.parts.part import GLOBAL, mask
+from fedpmt.parts.part import GLOBAL, frozen_prefix, mask
 from fedpmt.pricing.plan import MOST_KINDS
 from fedpmt.resources import ROUNDING
 from fedpmt.simulation.cohort import assign
@@ -55,8 +55,35 @@ def untrained_layers(federation: Federation, progress: Progress) -> tuple[str, .
     return tuple(layer.name for layer in structure.layers if layer.name in missing)
 
 
-def _strongest_first(federation: Federation) -> Iterable[Device]:
-    """Yield one device of each kind; in a fleet of very many kinds, the fastest of each level and depth."""
+def warn_of_idle_precision(federation: Federation, progress: Progress) -> None:
+    """Log a warning where a precision is set for frozen layers and no device has any that run apart from the rest."""
+    precision = federation.settings.frozen_precision
+    if precision != "fp32" and not _runs_frozen_layers(federation, progress):
+        LOG.warning(
+            "%s: frozen-precision = '%s' does nothing: no device has frozen layers that can be run before the others",
+            federation.settings.method,
+            precision,
+        )
+
+
+def _runs_frozen_layers(federation: Federation, progress: Progress) -> bool:
+    models, levels = federation.problem.models, len(federation.fleet.level_speeds)
+    drawn = range(1, levels + 1) if federation.settings.level_draw == "round" else [levels]
+    round_, _ = federation.open(progress, reachable=())
+    for level in drawn:
+        for device in _strongest_first(federation, level):
+            part = assign(federation, progress, device, replace(round_, cohort=(device.id,))).part.resident()
+            model = models[part.model]
+            if model.can_cut(frozen_prefix(model.structure, part)):
+                return True
+    return False
+
+
+def _strongest_first(federation: Federation, level: int | None = None) -> Iterable[Device]:
+    """Yield one device of each kind; in a fleet of very many kinds, the fastest of each level and depth.
+
+    Where levels are drawn in each round all are on the same one, the highest unless it is given.
+    """
     fleet, settings = federation.fleet, federation.settings
     if len(fleet.profiles) <= MOST_KINDS:
         kinds = [device for device, _ in fleet.profiles]
@@ -64,6 +91,6 @@ def _strongest_first(federation: Federation) -> Iterable[Device]:
         groups = federation.planner.groups(fleet, settings.samples)
         kinds = [fleet.device(int(members[np.argmax(fleet.speeds[members])])) for members in groups]
     if settings.level_draw == "round":
-        # Any device may come to be on the highest level.
-        kinds = [fleet.at_level(device.id, len(fleet.level_speeds)) for device in kinds]
+        # Any device may come to be on it.
+        kinds = [fleet.at_level(device.id, level or len(fleet.level_speeds)) for device in kinds]
     return reversed(kinds)

@@ -132,7 +132,8 @@ def evaluate_global(
         with torch.inference_mode():
             outputs = evaluate_model(site.models[predictor.model], predictor.tensors, batch.inputs)
             loss = float(site.objective.loss(outputs, batch.targets)) * len(batch)
-            return site.objective.score(outputs, batch.targets).cpu().numpy(), loss
+            # As double: NumPy has no bfloat16, in which a user's own metric of such a model may be.
+            return site.objective.score(outputs, batch.targets).cpu().double().numpy(), loss
 
     results = list(executor.map(scores, chunks(test)))
     each = np.concatenate([score for score, _ in results]).astype(np.float64)

@@ -180,7 +180,7 @@ def simulate(
     With `keep_diverged` a run that diverges is finished with the rounds before, and says so.
     """
     from fedpmt.simulation.assemble import assemble
-    from fedpmt.simulation.coverage import warn_of_untrained_layers
+    from fedpmt.simulation.coverage import warn_of_idle_precision, warn_of_untrained_layers
     from fedpmt.simulation.room import check_room
 
     with assemble(settings, problem, method, folder) as federation:
@@ -190,6 +190,7 @@ def simulate(
                 on_start()
             if journal.stopped is None:
                 warn_of_untrained_layers(federation, journal.progress)
+                warn_of_idle_precision(federation, journal.progress)
             while journal.stopped is None:
                 try:
                     played = federation.play(journal.progress)
@@ -365,9 +366,12 @@ def _count(examples: Examples | None) -> int:
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     """One number for all bits of a model."""
+    import torch
+
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.numpy().tobytes())
+        # As bytes: NumPy has no bfloat16.
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from fedpmt.kernels import StepRule
     from fedpmt.models.layered import LayeredModel
-    from fedpmt.models.structure import Structure
+    from fedpmt.models.structure import FrozenPrecision, Structure, TrainedPrecision
     from fedpmt.parts.part import Extra, Part
     from fedpmt.pricing.cost import Cost
     from fedpmt.settings import Settings
@@ -46,6 +46,17 @@ class LocalSettings:
     clip_norm: float | None = None  # the largest norm of a step's gradient
     prefix: Literal["cache", "recompute"] = "cache"
     privacy: Privacy | None = None
+    precision: TrainedPrecision = "fp32"  # in which trained layers compute; their weights stay as they are
+    frozen_precision: FrozenPrecision = "fp32"  # of the layers before the first trained one
+
+    @property
+    def lowered(self) -> str | None:
+        """The setting by which steps are computed in less than the weights' precision; None where they are not."""
+        if self.precision != "fp32":
+            return f"precision = '{self.precision}'"
+        return (
+            None if self.frozen_precision == "fp32" else f"frozen-precision = '{self.frozen_precision}'"
+        )
 
     def steps(self, samples: int, limit: int | None = None) -> int:
         """τ: the steps of a local round over this number of samples, at most `limit`."""
@@ -110,6 +121,8 @@ def local_settings(
         settings.clip_norm,
         "cache" if settings.keeps_prefix else "recompute",
         None if settings.dp_clip is None else Privacy(settings.dp_clip, settings.dp_noise),
+        settings.precision,
+        settings.frozen_precision,
     )
 
 

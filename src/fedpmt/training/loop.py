@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from fedpmt import kernels
 from fedpmt.models.layered import PREFIX_BATCH
+from fedpmt.models.precision import Prefix, computing
 from fedpmt.models.trees import map_tensors, tensors_in
 from fedpmt.parts.part import frozen_prefix, mask, place, take, within
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Run
@@ -39,7 +40,7 @@ def forward_pass(
     site: Site, model: LayeredModel, first: int | None = None
 ) -> Callable[[Tensors, Arrays], Any]:
     """Give the forward pass, whole or from layer `first` on: compiled where that may be and the model is known."""
-    if site.fast and model.composable:
+    if site.fast and site.settings.lowered is None and model.composable:
         return kernels.differentiable(model, first or 0)
     return model.forward if first is None else partial(model.suffix, first)
 
@@ -109,17 +110,19 @@ def split_forward(
         # Frozen tensors require no gradient, so autograd builds no graph before the first trained layer.
         return data, site.forward(model)
     suffix = site.forward(model, frozen)
+    prefix = Prefix.of(model, frozen, received, site.settings.frozen_precision)
     if site.settings.prefix == "recompute":
         return data, lambda tensors, inputs: suffix(
-            tensors, model.entry(model.prefix(frozen, received, inputs), inputs)
+            tensors, prefix.restore(model.entry(prefix.run(inputs), inputs))
         )
-    return Examples(keep(model, frozen, received, data), data.targets, data.ids), suffix
+    kept = Examples(keep(prefix, data), data.targets, data.ids)
+    return kept, lambda tensors, entry: suffix(tensors, prefix.restore(entry))
 
 
-def keep(model: LayeredModel, cut: int, tensors: Tensors, data: Examples) -> Arrays:
-    """Run the first `cut` layers on all samples, some at a time, and keep what the others need of them."""
+def keep(prefix: Prefix, data: Examples) -> Arrays:
+    """Run frozen layers on all samples, some at a time, and keep what the others need of them."""
     spans = [slice(start, start + PREFIX_BATCH) for start in range(0, len(data), PREFIX_BATCH)]
-    kept = model.prefix(cut, tensors, data.take(spans[0]).inputs)
+    kept = prefix.run(data.take(spans[0]).inputs)
     if len(spans) > 1:
         # Written to their place: to join them at the end would take all of them twice.
         first = kept
@@ -127,8 +130,8 @@ def keep(model: LayeredModel, cut: int, tensors: Tensors, data: Examples) -> Arr
         _write(kept, spans[0], first)
         del first
         for span in spans[1:]:
-            _write(kept, span, model.prefix(cut, tensors, data.take(span).inputs))
-    return model.entry(kept, data.inputs)
+            _write(kept, span, prefix.run(data.take(span).inputs))
+    return prefix.model.entry(kept, data.inputs)
 
 
 def _write(kept: Arrays, span: slice, values: Arrays) -> None:
@@ -144,10 +147,10 @@ def train(work: LocalWork[Any], job: Job[Any]) -> tuple[Reply, Any]:
 
 def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float] | None:
     """The whole local round in one compiled call; None where it must be done step by step."""
-    rule = work.compiled(job) if job.site.fast else None
+    settings, structure = job.site.settings, job.model.structure
+    rule = work.compiled(job) if job.site.fast and settings.lowered is None else None
     if rule is None:
         return None
-    settings, structure = job.site.settings, job.model.structure
     received = local_tensors(job.task, job.part, structure)
     order = job.rng("order")
     orders = np.stack([order.permutation(len(job.data)) for _ in range(settings.epochs)])
@@ -173,6 +176,8 @@ def why_not_compiled(work: LocalWork[Any], job: Job[Any]) -> str | None:
     """What keeps a local round from compiled code that knows the model; None where it does not know it."""
     if not kernels.knows(job.model, job.data.inputs):
         return None
+    if job.site.settings.lowered is not None:
+        return job.site.settings.lowered
     if work.compiled(job) is None:
         return "its local steps with these settings"
     if job.site.objective.loss is not functional.cross_entropy:
@@ -197,7 +202,8 @@ def local_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float]:
             if run.steps >= limit:
                 break
             batch = run.data.take(positions[start : start + settings.batch])
-            loss = work.loss(run, batch)
+            with computing(settings.precision, batch.inputs):
+                loss = work.loss(run, batch)
             found = torch.autograd.grad(loss, list(run.params.values()), allow_unused=True)
             # What the loss does not depend on, such as an expert nobody chose, keeps its bits.
             known = {name: one for name, one in zip(run.params, found, strict=True) if one is not None}

@@ -44,13 +44,15 @@ class Privacy:
             # No clip holds what is not a number: noise alone leaves the device.
             update, norm = {name: torch.zeros_like(change) for name, change in update.items()}, 0.0
         share = min(1.0, self.clip / norm) if norm else 1.0
-        return {name: share * change + self._drawn(rng, change) for name, change in update.items()}
+        return {name: self._noised(share, change, rng) for name, change in update.items()}
 
-    def _drawn(self, rng: np.random.Generator, like: Tensor) -> Tensor:
+    def _noised(self, share: float, change: Tensor, rng: np.random.Generator) -> Tensor:
         import torch
 
-        values = rng.normal(scale=self.noise * self.clip, size=tuple(like.shape))
-        return torch.from_numpy(values).to(like)
+        values = rng.normal(scale=self.noise * self.clip, size=tuple(change.shape))
+        # Rounded to 16 bits only as a whole: what becomes of a noisy number is nobody's secret any more.
+        wide = change.to(torch.promote_types(change.dtype, torch.float32))
+        return (share * wide + torch.from_numpy(values).to(wide)).to(change.dtype)
 
 
 def epsilon(noise: float, releases: int, delta: float) -> float:

@@ -60,7 +60,7 @@ class _Stepping(ServerOptimizer):
         kept = {moment: dict(moments.get(moment, {})) for moment in self.moments}
         for name, (change, covered) in mean.changes().items():
             if name not in parameters:
-                new[name] = mean.weights[name] + change
+                new[name] = (mean.weights[name] + change).to(mean.weights[name].dtype)
                 continue
             before = {
                 moment: kept[moment].get(name, torch.full_like(change, self._first(moment)))
@@ -71,7 +71,7 @@ class _Stepping(ServerOptimizer):
                 # Where nobody trained, neither the entry nor its moments move.
                 step = step.masked_fill(~covered, 0)
                 after = {moment: torch.where(covered, after[moment], before[moment]) for moment in after}
-            new[name] = mean.weights[name] + step
+            new[name] = (mean.weights[name] + step).to(mean.weights[name].dtype)
             for moment, tensor in after.items():
                 kept[moment][name] = tensor
         return new, kept

@@ -50,7 +50,7 @@ def encode(structure: Structure, part: Part, update: Tensors, weight: int, scale
             raise SettingError(
                 f"secure aggregation is refused: '{part.label}' is a part of layer '{layer.name}'"
             )
-        entries = [update[name].detach().cpu().reshape(-1).numpy() for name in layer.tensors if on]
+        entries = [update[name].detach().cpu().float().reshape(-1).numpy() for name in layer.tensors if on]
         groups.append(
             scale.encode(np.concatenate(entries), weight)
             if entries

@@ -1,0 +1,129 @@
+"""Lower precision than the weights have: autocast for layers that train, 16 or 8 bits for what no gradient passes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpmt.models.layered import KEPT
+from fedpmt.models.trees import map_tensors, tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from fedpmt.models.layered import LayeredModel
+    from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
+    from fedpmt.types import Arrays, Tensors
+
+VALUES, SCALE = "values", "scale"
+LARGEST = 127
+"""Of the whole numbers in 8 bits, with the same number of them on both sides of zero."""
+
+
+def computing(precision: TrainedPrecision | FrozenPrecision, inputs: Arrays) -> AbstractContextManager[Any]:
+    """Compute what follows in this precision, on the device of the inputs; weights stay as they are."""
+    kind = next((tensor.device.type for tensor in tensors_in(inputs)), "cpu")
+    lower = precision == "bf16"
+    if not lower and not torch.is_autocast_enabled(kind):
+        return contextlib.nullcontext()
+    return torch.autocast(kind, torch.bfloat16, enabled=lower)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The layers before a cut, which no gradient passes: how they run, and how what they answer is kept.
+
+    bf16: they run under autocast, and 16 bits are kept of each number. int8: the weights of linear layers and
+    convolutions are rounded to 8 bits, with a scale for each output channel, and 8 bits are kept of each number, with a
+    scale for each sample. It is what the others are trained on whether it is kept for a round or made for each batch.
+    """
+
+    model: LayeredModel
+    cut: int
+    tensors: Tensors
+    precision: FrozenPrecision = "fp32"
+
+    @classmethod
+    def of(cls, model: LayeredModel, cut: int, received: Tensors, precision: FrozenPrecision) -> Prefix:
+        """The first `cut` layers with the weights that a device received."""
+        rounded = rounded_weights(model, cut, received) if precision == "int8" else {}
+        return cls(model, cut, {**received, **rounded}, precision)
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """What the other layers need of these, as it is kept: one row per sample."""
+        with computing(self.precision, inputs):
+            kept = self.model.prefix(self.cut, self.tensors, inputs)
+        return kept if self.precision == "fp32" else map_tensors(kept, self._lowered)
+
+    def restore(self, entry: Arrays) -> Arrays:
+        """Turn what was kept of samples back into what the layers from the cut on take; 16 bits they take as is."""
+        if self.precision != "int8":
+            return entry
+        if self.model.composable:
+            return _widened(entry)
+        return {**entry, KEPT: {name: _widened(one) for name, one in entry[KEPT].items()}}
+
+    def _lowered(self, rows: Tensor) -> Any:
+        if not rows.is_floating_point():
+            return rows
+        if self.precision == "bf16":
+            return rows.to(torch.bfloat16)
+        wide = rows.float().reshape(len(rows), -1)
+        scale = _scale(wide, [1])
+        return {VALUES: (wide / scale).round().to(torch.int8).reshape(rows.shape), SCALE: scale.flatten()}
+
+
+def _widened(stored: Arrays) -> Arrays:
+    if not isinstance(stored, Mapping):
+        return stored
+    values, scale = stored[VALUES], stored[SCALE]
+    return values * scale.reshape(-1, *[1] * (values.ndim - 1))
+
+
+def rounded_weights(model: LayeredModel, cut: int, received: Tensors) -> dict[str, Tensor]:
+    """The weights of linear layers and convolutions before a cut, as 8 bits hold them."""
+    tensors = {**model.fixed(), **received}
+    names = {alias: name for name, aliases in model.layout.aliases.items() for alias in aliases}
+    found = {}
+    for path, module in model.module.named_modules():
+        for attribute, axis in _matrices(module):
+            name = names.get(f"{path}.{attribute}" if path else attribute)
+            if name in tensors and model.layout.owners[name] < cut:
+                found[name] = round_weight(tensors[name], axis)
+    return found
+
+
+def _matrices(module: nn.Module) -> Iterator[tuple[str, int]]:
+    """The weights of a module that multiply what it is given, each with the axis of its output channels."""
+    if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+        yield "weight", int(isinstance(module, nn.modules.conv._ConvTransposeNd))
+    elif isinstance(module, nn.MultiheadAttention):
+        for attribute in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+            yield attribute, 0
+    elif type(module).__name__ == "Conv1D":  # a linear layer of Hugging Face's, with the other order of axes
+        yield "weight", 1
+
+
+@torch.no_grad()
+def round_weight(weight: Tensor, axis: int) -> Tensor:
+    """Round a weight to 8 bits, with a scale for each of its output channels.
+
+    >>> round_weight(torch.tensor([[1.27, 0.014], [12.7, 0.14]]), 0)
+    tensor([[ 1.2700,  0.0100],
+            [12.7000,  0.1000]])
+    """
+    wide = weight.float()
+    scale = _scale(wide, [other for other in range(wide.ndim) if other != axis])
+    return ((wide / scale).round() * scale).to(weight.dtype)
+
+
+def _scale(values: Tensor, axes: list[int]) -> Tensor:
+    """What the largest whole number stands for; where all values are zero, anything."""
+    largest = values.abs().amax(axes, keepdim=True) if values.numel() else values.new_ones(1)
+    return largest.clamp_min(torch.finfo(values.dtype).tiny * LARGEST) / LARGEST
