@@ -90,7 +90,8 @@ class CoverageMean:
                 # Σ_C a (w_k - w) + Σ_{S - C} a (0 - w), over Σ_S a
                 missing = (self._total - cover) / self._unit
                 found[name] = (
-                    (difference - missing * self.weights[name].to(difference.dtype)) / (self._total / self._unit),
+                    (difference - missing * self.weights[name].to(difference.dtype))
+                    / (self._total / self._unit),
                     None,
                 )
                 continue
@@ -124,9 +125,7 @@ class CoverageMean:
             self._sums[name] = (
                 torch.from_numpy(np.empty(tuple(like.shape), dtype=np.float32))
                 if plain
-                else torch.empty_like(
-                    like, dtype=summed_type(like), memory_format=torch.contiguous_format
-                )
+                else torch.empty_like(like, dtype=summed_type(like), memory_format=torch.contiguous_format)
             )
         tensors = [tensor for tensor, _ in waiting]
         if kernels.fold(self._sums[name], tensors, [share for _, share in waiting], fresh=fresh):

@@ -31,9 +31,9 @@ from fedpmt.methods.base import (
     require,
 )
 from fedpmt.methods.fitted import fitted, rate_for
+from fedpmt.models.structure import FLOAT_BYTES
 from fedpmt.parts.part import GLOBAL, Extra, Part, size
 from fedpmt.parts.width import narrow_start
-from fedpmt.models.structure import FLOAT_BYTES
 from fedpmt.training.distillation import answers
 from fedpmt.training.local import LocalWork, Outcome
 from fedpmt.training.messages import Client, Reply, Task

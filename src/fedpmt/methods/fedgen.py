@@ -19,10 +19,10 @@ import numpy as np
 
 from fedpmt.methods.averaging import Averaged, MeanFold, Weight
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
+from fedpmt.models.structure import FLOAT_BYTES
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL, WHOLE, Extra, Part, size
 from fedpmt.parts.width import first_channels, hidden_groups, kept_count, narrow, narrow_start
-from fedpmt.models.structure import FLOAT_BYTES
 from fedpmt.pricing.matching import rate_within
 from fedpmt.training.distillation import answers
 from fedpmt.training.local import Job, LocalWork, Outcome, Run
@@ -286,7 +286,9 @@ class GeneratorFold(Fold[Generating]):
         steps = server.affordable(lambda steps: steps * each, wanted)
         metrics = {"server_steps": float(steps), "server_steps_default": float(method.steps)}
         if steps:
-            heads = [torch.stack([self._heads[device][place] for device in devices]) for place in (0, 1)]
+            heads = [
+                torch.stack([self._heads[device][place] for device in devices]).float() for place in (0, 1)
+            ]
             counts = torch.stack([self._counts[device] for device in devices])
             after, metrics["generator_loss"] = method.teach(
                 after, (heads[0], heads[1]), counts, steps, self._round, server.site

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedpmt.methods.base import Fold, Gather, Method, Predictor, Round, Server, Setup, Step, Traits, require
+from fedpmt.models.structure import FLOAT_BYTES
 from fedpmt.parts.depth import full, suffix
 from fedpmt.parts.part import GLOBAL, Extra, Part
-from fedpmt.models.structure import FLOAT_BYTES
 from fedpmt.training.distillation import answers
 from fedpmt.training.local import Job, LocalWork, Outcome
 from fedpmt.training.messages import Client, Reply, Task
@@ -112,7 +112,7 @@ class EdgeTraining(LocalWork[Edge]):
         model, data = run.job.model, run.job.data
         features = features_of(model, tensors, data)
         sent = {
-            FEATURES: features.flatten(1),
+            FEATURES: features.flatten(1).float(),
             LOGITS: answers(model, tensors, Examples(features, data.targets, data.ids), STEM),
             LABELS: data.targets.to(torch.int32),
         }
@@ -241,6 +241,7 @@ class FedGKT(Method[Group, Edge]):
         classes = trial.suffix(STEM, trial.initial(), features).shape[-1]
         head = FlatLinear(features.shape[1:], classes)
         initialise(head, rng("edge"))
+        head.to(features.dtype)
         trial.release()
         stem = [copy.deepcopy(module) for _, module in trial.modules_of(0, STEM)]
         named = OrderedDict[str, nn.Module]((f"stem{place}", module) for place, module in enumerate(stem))

@@ -378,7 +378,7 @@ class PruneFL(Method[Sparse, Squares]):
 
         constant, times = self.coefficients(state, price)
         fixed = sum(float(square.sum()) for name, square in squares.items() if name not in state.masks)
-        weights = {name: state.tensors[name].detach().cpu().numpy() for name in state.masks}
+        weights = {name: state.tensors[name].detach().float().cpu().numpy() for name in state.masks}
         most = int(state.limit * sum(bits.size for bits in state.masks.values()))
         masks = rearranged(weights, state.masks, squares, times, fixed, constant, drop, most)
         tensors = dict(state.tensors)

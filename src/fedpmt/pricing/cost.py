@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+
 @dataclass(frozen=True)
 class Memory:
     """Bytes that a device holds in one local round, trained by PyTorch.

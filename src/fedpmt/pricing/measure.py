@@ -158,7 +158,7 @@ def _hold(
 ) -> _Held:
     """Run the phases of a local round: the frozen layers for the cache, then one step on a gathered batch.
 
-    The data itself does not count: a device has it anyway. Nor do rounded weights: they take the place of those received.
+    The data itself does not count: a device has it anyway. Nor do rounded weights, which replace those received.
     """
     known = [*local.values(), *tensors_in(data), *(prefix.tensors.values() if prefix else ())]
     before, hidden_bytes = None, 0

@@ -46,8 +46,8 @@ class Price:
 
     `samples` is the usual |D_k|, the unit of `load`. `cached` says that training keeps the outputs of
     frozen layers for a whole round; a model that cannot be run in halves never does. `others` are nets that some
-    devices have instead, by the name that parts call them; shares are of this one. `precision_seconds` weighs operations
-    of a lower precision where they become seconds, and only there.
+    devices have instead, by the name that parts call them; shares are of this one. `precision_seconds` weighs
+    operations of a lower precision where they become seconds, and only there.
     """
 
     def __init__(
@@ -262,9 +262,7 @@ class Price:
         )
 
     def _bytes(self, part: Part, names: Iterable[str]) -> int:
-        return sum(
-            self.structure.bytes_each(name) * math.prod(self._shape(part, name)) for name in names
-        )
+        return sum(self.structure.bytes_each(name) * math.prod(self._shape(part, name)) for name in names)
 
     def _formulas(self, part: Part) -> tuple[paper.Operations, ...]:
         net = self.net

@@ -22,7 +22,10 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Te
 
 
 def answers(model: LayeredModel, tensors: Tensors, examples: Examples, cut: int = 0) -> Tensor:
-    """What a net says to all inputs, in evaluation mode; from layer `cut` on, where inputs are what comes before it."""
+    """What a net says to all inputs, in evaluation mode; from layer `cut` on, where inputs are what comes before it.
+
+    In 32 bits, whatever the net's weights have: answers of several nets are compared and averaged.
+    """
     import torch
 
     from fedpmt.training.batches import chunks
@@ -32,5 +35,5 @@ def answers(model: LayeredModel, tensors: Tensors, examples: Examples, cut: int 
         batches = (examples.take(span).inputs for span in chunks(examples))
         if cut:
             model.set_training([False] * len(model.structure.layers))
-            return torch.cat([model.suffix(cut, tensors, inputs) for inputs in batches])
-        return torch.cat([evaluate_model(model, tensors, inputs) for inputs in batches])
+            return torch.cat([model.suffix(cut, tensors, inputs) for inputs in batches]).float()
+        return torch.cat([evaluate_model(model, tensors, inputs) for inputs in batches]).float()

@@ -54,9 +54,7 @@ class LocalSettings:
         """The setting by which steps are computed in less than the weights' precision; None where they are not."""
         if self.precision != "fp32":
             return f"precision = '{self.precision}'"
-        return (
-            None if self.frozen_precision == "fp32" else f"frozen-precision = '{self.frozen_precision}'"
-        )
+        return None if self.frozen_precision == "fp32" else f"frozen-precision = '{self.frozen_precision}'"
 
     def steps(self, samples: int, limit: int | None = None) -> int:
         """τ: the steps of a local round over this number of samples, at most `limit`."""
