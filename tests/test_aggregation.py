@@ -189,3 +189,17 @@ def test_changes_say_which_entries_were_trained() -> None:
     assert covered is not None
     assert covered.tolist() == [False, True, False, True]
     assert changes["b"][1] is None  # all of it
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("selection", [WHOLE, Indices((np.arange(2),))])
+def test_sixteen_bits_are_summed_in_thirty_two(kind: torch.dtype, selection: Selection) -> None:
+    """A sum of 600 eighths in 16 bits would stop at 32, or 256; the mean is an eighth for any number of devices."""
+    before = {"w": torch.ones(2, dtype=kind), "still": torch.ones(2, dtype=kind)}
+    mean = CoverageMean(before)
+    for _ in range(600):
+        mean.add(part({"w": selection}), {"w": torch.full((2,), 0.125, dtype=kind)}, 3.0)
+    after = mean.result()
+    assert after["w"].dtype == kind
+    assert after["w"].tolist() == [1.125, 1.125]
+    assert after["still"] is before["still"]

@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpmt.flower.parts import decode_parts, encode_parts
+from fedpmt.flower.wire import Order, array_bytes, read_order, write_order
 from fedpmt.models.structure import Layer, Structure
 from fedpmt.parts.part import WHOLE, Indices, Mask, Part, Selection, Whole, within
+from fedpmt.training.messages import Task
 
 SHAPES = {"a.weight": (5, 7), "a.bias": (5,), "b.weight": (3, 5, 2, 2), "b.bias": (3,)}
 STRUCTURE = Structure((Layer("a", ("a.weight", "a.bias")), Layer("b", ("b.weight", "b.bias"))), SHAPES)
@@ -93,3 +96,14 @@ def test_positions_that_do_not_rise_are_refused() -> None:
     crossed: dict[str, Selection] = {"a.weight": Indices((np.array([3, 1]), None))}
     with pytest.raises(ValueError, match="must rise"):
         encode_parts([Part("global", crossed, {}, "x")], STRUCTURE)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_tensors_come_back_in_their_own_type(kind: torch.dtype) -> None:
+    weights = {name: torch.randn(shape).to(kind) for name, shape in SHAPES.items()}
+    task = Task((Part("global", dict.fromkeys(SHAPES, WHOLE), {}, "all"),), {"model": weights})
+    records = write_order(Order("run", 0, 1, task, 1.0), STRUCTURE)
+    numbers = sum(tensor.numel() for tensor in weights.values())
+    assert array_bytes(records) == numbers * kind.itemsize + 128 * len(SHAPES)
+    read = read_order(records, STRUCTURE).task.tensors["model"]
+    assert all(read[name].dtype == kind and torch.equal(read[name], weights[name]) for name in SHAPES)

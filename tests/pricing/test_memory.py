@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from fedpmt.types import MODEL, Examples
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fedpmt.models.structure import TrainedPrecision
     from fedpmt.parts.part import Part
     from fedpmt.types import Arrays, Tensors
 
@@ -106,7 +107,15 @@ CASES: dict[str, tuple[Callable[[], LayeredModel], Callable[[], Tensor]]] = {
 }
 
 
-def price_of(model: LayeredModel, inputs: Arrays, batch: int, *, cached: bool, momentum: bool) -> Price:
+def price_of(
+    model: LayeredModel,
+    inputs: Arrays,
+    batch: int,
+    *,
+    cached: bool,
+    momentum: bool,
+    precision: TrainedPrecision = "fp32",
+) -> Price:
     return Price(
         model,
         mode="exact",
@@ -115,6 +124,8 @@ def price_of(model: LayeredModel, inputs: Arrays, batch: int, *, cached: bool, m
         cached=cached,
         held=int(momentum),
         example=inputs[:2],
+        precision=precision,
+        frozen_precision=precision,
     )
 
 
@@ -146,6 +157,19 @@ def test_every_depth_holds_what_it_is_priced_at(name: str, batch: int, cached: b
     weights = model.initial()
     parts = suffixes(model.structure, len(model.structure.layers))
     peaks = [measured(model, weights, part, inputs, local) for part in parts]
+    assert [price(part).memory_bytes for part in parts] == pytest.approx(peaks, rel=CLOSE)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("name", ["cnn-cifar10", "joined resnet"])
+def test_so_it_does_in_sixteen_bits(name: str, cached: bool) -> None:
+    make, draw = CASES[name]
+    model, inputs = make(), draw()
+    price = price_of(model, inputs, 20, cached=cached, momentum=False, precision="bf16")
+    prefix: Literal["cache", "recompute"] = "cache" if cached else "recompute"
+    local = LocalSettings(1, 20, 0.01, prefix=prefix, precision="bf16", frozen_precision="bf16")
+    parts = suffixes(model.structure, len(model.structure.layers))
+    peaks = [measured(model, model.initial(), part, inputs, local) for part in parts]
     assert [price(part).memory_bytes for part in parts] == pytest.approx(peaks, rel=CLOSE)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from fedpmt.types import Arrays, Tensors
 
 VALUES, SCALE = "values", "scale"
+GROUP = 64
+"""Numbers that share a scale, at least: then scales take no more than a sixteenth of what they are for."""
+
 LARGEST = 127
 """Of the whole numbers in 8 bits, with the same number of them on both sides of zero."""
 
@@ -41,7 +45,8 @@ class Prefix:
 
     bf16: they run under autocast, and 16 bits are kept of each number. int8: the weights of linear layers and
     convolutions are rounded to 8 bits, with a scale for each output channel, and 8 bits are kept of each number, with a
-    scale for each sample. It is what the others are trained on whether it is kept for a round or made for each batch.
+    scale for each token or channel. What the others are trained on is the same whether it is kept for a round or made
+    for each batch.
     """
 
     model: LayeredModel
@@ -74,16 +79,25 @@ class Prefix:
             return rows
         if self.precision == "bf16":
             return rows.to(torch.bfloat16)
-        wide = rows.float().reshape(len(rows), -1)
-        scale = _scale(wide, [1])
-        return {VALUES: (wide / scale).round().to(torch.int8).reshape(rows.shape), SCALE: scale.flatten()}
+        wide = rows.float()
+        scale = _scale(wide, _last_axes(rows.shape))
+        return {VALUES: (wide / scale).round().to(torch.int8), SCALE: scale}
 
 
 def _widened(stored: Arrays) -> Arrays:
-    if not isinstance(stored, Mapping):
-        return stored
-    values, scale = stored[VALUES], stored[SCALE]
-    return values * scale.reshape(-1, *[1] * (values.ndim - 1))
+    return stored[VALUES] * stored[SCALE] if isinstance(stored, Mapping) else stored
+
+
+def _last_axes(shape: torch.Size) -> list[int]:
+    """The last axes of rows, as many as it takes to hold numbers enough for a scale; never that of the rows.
+
+    >>> _last_axes(torch.Size([50, 20, 768])), _last_axes(torch.Size([50, 16, 14, 14]))
+    ([2], [3, 2])
+    """
+    axes: list[int] = []
+    while len(axes) < len(shape) - 1 and math.prod(shape[axis] for axis in axes) < GROUP:
+        axes.append(len(shape) - 1 - len(axes))
+    return axes
 
 
 def rounded_weights(model: LayeredModel, cut: int, received: Tensors) -> dict[str, Tensor]:
@@ -114,9 +128,9 @@ def _matrices(module: nn.Module) -> Iterator[tuple[str, int]]:
 def round_weight(weight: Tensor, axis: int) -> Tensor:
     """Round a weight to 8 bits, with a scale for each of its output channels.
 
-    >>> round_weight(torch.tensor([[1.27, 0.014], [12.7, 0.14]]), 0)
-    tensor([[ 1.2700,  0.0100],
-            [12.7000,  0.1000]])
+    >>> round_weight(torch.tensor([[127.0, 1.4], [254.0, 2.8]]), 0)
+    tensor([[127.,   1.],
+            [254.,   2.]])
     """
     wide = weight.float()
     scale = _scale(wide, [other for other in range(wide.ndim) if other != axis])
@@ -125,5 +139,5 @@ def round_weight(weight: Tensor, axis: int) -> Tensor:
 
 def _scale(values: Tensor, axes: list[int]) -> Tensor:
     """What the largest whole number stands for; where all values are zero, anything."""
-    largest = values.abs().amax(axes, keepdim=True) if values.numel() else values.new_ones(1)
+    largest = values.abs().amax(axes, keepdim=True) if axes and values.numel() else values.abs()
     return largest.clamp_min(torch.finfo(values.dtype).tiny * LARGEST) / LARGEST

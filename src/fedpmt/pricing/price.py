@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 Mode: TypeAlias = Literal["exact", "paper"]
 MODES = ("exact", "paper")
-FULL_PRECISION: Mapping[str, float] = {"fp32": 1.0}
 Key: TypeAlias = tuple[tuple[object, ...], tuple[object, ...]]
 
 
@@ -65,7 +64,7 @@ class Price:
         others: Mapping[str, LayeredModel] | None = None,
         precision: TrainedPrecision = "fp32",
         frozen_precision: FrozenPrecision = "fp32",
-        precision_seconds: Mapping[str, float] = FULL_PRECISION,
+        precision_seconds: Mapping[str, float] | None = None,
     ) -> None:
         if mode not in MODES:
             raise SettingError.unknown("mode", mode, MODES)
@@ -77,7 +76,7 @@ class Price:
         self.cached = cached
         self.held, self.epochs = held, epochs  # numbers that the optimizer holds of each parameter; E
         self._precision, self._frozen_precision = precision, frozen_precision
-        self._seconds = precision_seconds  # of an operation, relative to fp32's
+        self._seconds = precision_seconds or {}  # of an operation, relative to fp32's
         self._model = model.clone()
         self._tensors = self._model.initial()
         self._inputs = two_samples(example)
@@ -135,8 +134,8 @@ class Price:
             epochs=epochs,
             batch=self.batch,
             cached=self.cached,
-            frozen=self._seconds[self._frozen_precision],
-            trained=self._seconds[self._precision],
+            frozen=self._seconds.get(self._frozen_precision, 1.0),
+            trained=self._seconds.get(self._precision, 1.0),
         )
         return work / (self.full.operations * self.samples / self.batch)
 

@@ -116,7 +116,9 @@ def split_forward(
             tensors, prefix.restore(model.entry(prefix.run(inputs), inputs))
         )
     kept = Examples(keep(prefix, data), data.targets, data.ids)
-    return kept, lambda tensors, entry: suffix(tensors, prefix.restore(entry))
+    # Without the weights: rounded ones would be held for the whole round.
+    restore = replace(prefix, tensors={}).restore
+    return kept, lambda tensors, entry: suffix(tensors, restore(entry))
 
 
 def keep(prefix: Prefix, data: Examples) -> Arrays:
