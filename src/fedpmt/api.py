@@ -595,7 +595,7 @@ def own_problem(
     else:
         data = federate_dataset(from_arrays(train, test), **spread)
     example = placed(data.test.take(np.arange(2) % len(data.test))).inputs
-    problem = Problem(find_layers(model, example, settings.layers), data, objective)
+    problem = Problem(find_layers(model, example, settings), data, objective)
     try_out(problem, settings)
     return problem
 
