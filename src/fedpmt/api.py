@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from fedpmt.methods.base import Method
     from fedpmt.simulation.problem import Problem
-    from fedpmt.training.objective import Loss, Metric, Objective
+    from fedpmt.training.objective import Loss, Metrics, Objective, Score
 
 OWN_DATA, OWN_TASK = "arrays", "own"
 CUSTOM = "custom"
@@ -62,8 +62,9 @@ def run(
     test: tuple[Arrays, Arrays] | None = None,
     layers: Sequence[str] | None = None,
     loss: Loss | None = None,
-    metric: Metric | None = None,
-    maximize: bool = True,
+    metric: Score | None = None,
+    metrics: Metrics | None = None,
+    maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
@@ -79,9 +80,14 @@ def run(
         train: Inputs and targets of all devices; inputs may be a dict of arrays, which the module gets as keywords.
         test: The same for the test set.
         layers: The module's layers in the order of the forward pass, where they are not plain to see.
-        loss: `loss(outputs, targets)`, a mean over the batch; default: cross-entropy.
-        metric: `metric(outputs, targets)`, a score per sample, or {"mse": function} to name it; default: accuracy.
-        maximize: Whether a higher score is better, e.g. for `target`.
+        loss: `loss(outputs, targets)`, a mean over the batch, of what the model gave; default: that of the `objective`
+            (classification, causal-lm, multi-label or regression), which finds the logits in a `ModelOutput`, dict,
+            dataclass or tuple, and leaves out labels of -100.
+        metric: The score: `metric(outputs, targets)`, a value for each sample or token, or (values, weights); an object
+            with `update` and `compute`, as in torchmetrics; a name, e.g. "macro-f1"; or {"mse": any of these}.
+            Default: that of the objective.
+        metrics: More of them by name, recorded as `scores`; or a list of names.
+        maximize: Whether a higher score is better, e.g. for `target`; default: yes, but for names like "mse".
         out: The folder of the records; default: a new temporary folder.
         resume: Whether to continue the run in that folder.
         on_round: Called with the record of each round.
@@ -109,6 +115,7 @@ def run(
         layers=layers,
         loss=loss,
         metric=metric,
+        metrics=metrics,
         maximize=maximize,
     )
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-")) / "run"
@@ -124,8 +131,9 @@ def compare(
     test: tuple[Arrays, Arrays] | None = None,
     layers: Sequence[str] | None = None,
     loss: Loss | None = None,
-    metric: Metric | None = None,
-    maximize: bool = True,
+    metric: Score | None = None,
+    metrics: Metrics | None = None,
+    maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
@@ -159,6 +167,7 @@ def compare(
         layers=layers,
         loss=loss,
         metric=metric,
+        metrics=metrics,
         maximize=maximize,
     )
     runs = []
@@ -196,15 +205,21 @@ def make_request(
     test: tuple[Arrays, Arrays] | None = None,
     layers: Sequence[str] | None = None,
     loss: Loss | None = None,
-    metric: Metric | None = None,
-    maximize: bool = True,
+    metric: Score | None = None,
+    metrics: Metrics | None = None,
+    maximize: bool | None = None,
 ) -> Request:
     """Resolve and check everything that can be known before torch or data is loaded."""
     if (model is None) != (train is None) or (model is None) != (test is None):
         raise SettingError("model, train and test go together: give all three, or none for a paper task")
-    if model is None and (metric is not None or not maximize):
-        raise SettingError("metric and maximize need a model of your own: a paper task is scored by accuracy")
     given, optimizer, rate = _own_training(settings)
+    given["objective"] = _objective_of(given.get("objective"), loss)
+    own = (metric, metrics, maximize) != (None, None, None) or given["objective"] != "classification"
+    if model is None and own:
+        raise SettingError(
+            "loss, metric, metrics, maximize and objective need a model of your own: "
+            "a paper task is scored by accuracy"
+        )
     if not isinstance(method, str):
         method = method if given.get("budget") is None else _under_budget(method)
         given = {**given, **_settings_of_value(method, given)}
@@ -217,11 +232,14 @@ def make_request(
     if model is not None and train is not None and test is not None:
         from fedpmt.training.objective import make_objective
 
-        objective = make_objective(loss, metric, maximize=maximize)
+        objective = make_objective(
+            loss, metric, maximize=maximize, metrics=metrics, objective=resolved.objective
+        )
         digest = resolved.digest + _digest(model, *train, *test)
-        if objective.score_name != ACCURACY:
-            # A resumed run goes on with the same score.
-            digest += f" {objective.score_name} {'max' if maximize else 'min'}"
+        if objective.score_name != ACCURACY or objective.metrics:
+            # A resumed run goes on with the same scores.
+            names = " ".join((objective.score_name, *objective.metrics))
+            digest += f" {names} {'max' if objective.maximize else 'min'}"
         resolved = resolved.model_copy(update={"digest": digest})
     chosen = method_of(resolved)
     if not isinstance(method, str):
@@ -253,6 +271,13 @@ def _own_training(
     if found is not None and not isinstance(found, Optimizer):
         found = Custom(found)
     return given, found, None if rate is None or isinstance(rate, str) else rate
+
+
+def _objective_of(named: str | None, loss: Loss | None) -> str:
+    """What the settings call the objective: a loss alone is the user's own."""
+    if named == CUSTOM and loss is None:
+        raise SettingError(f"objective = '{CUSTOM}' stands for a loss, which only Python can give")
+    return named or ("classification" if loss is None else CUSTOM)
 
 
 def _settings_of_value(method: Method[Any, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -533,8 +558,11 @@ def own_problem(
     from fedpmt.simulation.problem import Problem, try_out
     from fedpmt.training.batches import placed
 
+    dataset = from_arrays(train, test)
+    if settings.objective == "regression":
+        dataset = dataclasses.replace(dataset, classes=None)  # whole numbers are values
     data = federate_dataset(
-        from_arrays(train, test),
+        dataset,
         partition=settings.partition,
         partition_seed=settings.partition_seed,
         devices=settings.devices,

@@ -21,6 +21,7 @@ GROUPS = {
         "task",
         "data",
         "data_dir",
+        "objective",
         "partition",
         "partition_seed",
         "public",

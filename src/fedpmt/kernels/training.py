@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedpmt.kernels import library
 from fedpmt.kernels.layout import (
@@ -25,7 +24,7 @@ from fedpmt.parts.part import Mask, take, within
 from fedpmt.parts.width import corners
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from fedpmt.kernels.layout import Shape
     from fedpmt.kernels.rule import StepRule
@@ -60,9 +59,8 @@ def train(
     limit: int | None,
     cached: bool,
     rule: StepRule,
-    loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
 ) -> tuple[dict[str, Tensor], float] | None:
-    """Train one device for a whole local round.
+    """Train one device for a whole local round on the cross-entropy of its labels.
 
     Args:
         model: The model that the part is cut from.
@@ -74,15 +72,14 @@ def train(
         limit: Steps at most; None for all that the epochs have.
         cached: Whether the outputs of the frozen layers are computed once and kept.
         rule: What a step does.
-        loss: What is minimised; cross-entropy is the one that compiled code knows.
 
     Returns:
         What the part trains, as it goes back to the server, and the mean loss over all steps; None where compiled
-        code does not know this model, part, data or loss.
+        code does not know this model, part or data.
     """
     draws = rule.draws
     widths = _widths(model, part, received, data, rule, inner=draws is not None)
-    if widths is None or loss is not functional.cross_entropy:
+    if widths is None:
         return None
     shapes, rate = widths[-1], rule.learning_rate
     steps = len(orders) * -(-len(data) // batch)
@@ -181,9 +178,9 @@ def _widths(
     return known if len(ends) == 1 else None
 
 
-def _labelled(targets: Tensor, classes: int) -> bool:
+def _labelled(targets: Arrays, classes: int) -> bool:
     """Whether targets are classes: any other label would be read as an address. Torch says what is wrong with it."""
-    if targets.dtype != torch.int64 or targets.ndim != 1:
+    if not isinstance(targets, torch.Tensor) or targets.dtype != torch.int64 or targets.ndim != 1:
         return False
     return bool(((targets >= 0) & (targets < classes)).all())
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.training.distillation import answers
 from fedpmt.training.local import LocalWork, Outcome
 from fedpmt.training.messages import Client, Reply, Task
+from fedpmt.training.outputs import logits_of
 from fedpmt.types import MODEL, DivergedError, SettingError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from fedpmt.models.structure import Structure
     from fedpmt.training.local import Job, Rng, Run, Site
-    from fedpmt.types import Examples, Tensors
+    from fedpmt.types import Arrays, Examples, Tensors
 
 CENTROIDS, ANSWERS = "centroids", "answers"
 ASKED, TOLD, COUNT = "asked", "told", "count"
@@ -103,7 +104,9 @@ class CoDistillation(LocalWork[Personal]):
         # Round and round through U_t, a batch at every step.
         chosen = order[(run.steps * size + np.arange(size)) % len(order)]
         outputs = run.forward(run.tensors, run.memo["public"].take(chosen).inputs)
-        apart: Tensor = functional.softmax(outputs, dim=1) - run.memo["centroid"][torch.from_numpy(chosen)]
+        apart: Tensor = (
+            functional.softmax(logits_of(outputs), dim=1) - run.memo["centroid"][torch.from_numpy(chosen)]
+        )
         return loss + self.pull * apart.square().sum(dim=1).mean()
 
     def reply(self, run: Run[Personal]) -> tuple[Outcome, Personal]:
@@ -114,10 +117,12 @@ class CoDistillation(LocalWork[Personal]):
         said = functional.softmax(answers(run.job.model, tensors, public), dim=1)
         return Outcome({ANSWERS: {ANSWERS: said}}), Personal(tensors)
 
-    def evaluate(self, site: Site, shared: Tensors, own: Personal | None, data: Examples) -> Tensor:
+    def predict(self, site: Site, shared: Tensors, own: Personal | None, inputs: Arrays) -> Any:
+        from fedpmt.training.loop import evaluate_model
+
         if own is None:
             raise ValueError("only a device that took part has a net")
-        return site.objective.score(answers(site.models[GLOBAL], own.tensors, data), data.targets)
+        return evaluate_model(site.models[GLOBAL], own.tensors, inputs)
 
 
 def drawn(public: Examples, count: int, seed: int) -> Examples:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from fedpmt.training.distillation import answers
 from fedpmt.training.local import Job, LocalWork, Outcome
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.training.optimizers import Adam, Moments
+from fedpmt.training.outputs import logits_of
 from fedpmt.types import MODEL, Examples, SettingError
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class EdgeTraining(LocalWork[Edge]):
         outputs = run.forward(run.tensors, batch.inputs)
         loss = run.site.objective.loss(outputs, batch.targets)
         if TEACHER in run.memo:
-            loss = loss + self.alpha * knowledge(outputs, run.memo[TEACHER](batch.ids), self.temperature)
+            teacher = run.memo[TEACHER](batch.ids)
+            loss = loss + self.alpha * knowledge(logits_of(outputs), teacher, self.temperature)
         return loss
 
     def reply(self, run: Run[Edge]) -> tuple[Outcome, Edge]:
@@ -120,12 +122,13 @@ class EdgeTraining(LocalWork[Edge]):
         moments = run.stepper.moments() if adam and run.stepper else Moments()
         return Outcome({TRANSFER: sent}), Edge(tensors, moments, data.ids)
 
-    def evaluate(self, site: Site, shared: Tensors, own: Edge | None, data: Examples) -> Tensor:
+    def predict(self, site: Site, shared: Tensors, own: Edge | None, inputs: Arrays) -> Any:
         if own is None:
             raise ValueError("only a device that took part has a net")
-        features = features_of(site.models[EDGE], own.tensors, data)
-        outputs = answers(site.models[GLOBAL], shared, Examples(features, data.targets, data.ids), STEM)
-        return site.objective.score(outputs, data.targets)
+        edge, whole = site.models[EDGE], site.models[GLOBAL]
+        for model in (edge, whole):
+            model.set_training([False] * len(model.structure.layers))
+        return whole.suffix(STEM, shared, edge.prefix(STEM, own.tensors, inputs))
 
 
 def features_of(model: LayeredModel, tensors: Tensors, data: Examples) -> Tensor:
@@ -159,7 +162,7 @@ class ServerHalf(LocalWork[Moments]):
         outputs = run.forward(run.tensors, batch.inputs)
         loss = self.alpha * run.site.objective.loss(outputs, batch.targets[LABELS])
         if self.distil:
-            loss = loss + knowledge(outputs, batch.targets[LOGITS], self.temperature)
+            loss = loss + knowledge(logits_of(outputs), batch.targets[LOGITS], self.temperature)
         return loss
 
 

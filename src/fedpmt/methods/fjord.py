@@ -19,6 +19,7 @@ from fedpmt.methods.nested import CORNERS, Nested, NestedMean, WidthsWork, neste
 from fedpmt.parts.part import GLOBAL, Part
 from fedpmt.pricing.matching import largest
 from fedpmt.training.messages import Client, Reply, Task
+from fedpmt.training.outputs import class_rows
 from fedpmt.training.server import REPLACE, ServerOptimizer
 from fedpmt.types import SettingError
 
@@ -50,9 +51,7 @@ class OrderedDropout(WidthsWork):
     distil: bool = False
 
     def start(self, job: Job[None]) -> Run[None]:
-        from torch.nn import functional
-
-        if self.distil and job.site.objective.loss is not functional.cross_entropy:
+        if self.distil and not job.site.objective.plain:
             raise SettingError("fjord.distil = 'true' needs cross-entropy as the loss")
         run = super().start(job)
         run.memo[DRAWS] = job.rng(DRAWS)
@@ -71,8 +70,9 @@ class OrderedDropout(WidthsWork):
         loss = objective(teacher, batch.targets)
         if drawn == inner:
             return loss  # it would teach itself what it knows: that gradient is zero
-        pupil = outputs_at(run, drawn, batch.inputs)
-        return loss + functional.cross_entropy(pupil, teacher.detach().softmax(dim=-1))
+        pupil, _ = class_rows(outputs_at(run, drawn, batch.inputs), batch.targets)
+        said = class_rows(teacher, batch.targets)[0].detach().softmax(dim=-1)
+        return loss + functional.cross_entropy(pupil, said)
 
     def compiled(self, job: Job[None]) -> StepRule | None:
         if self.distil:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 from torch import nn
 
 from fedpmt.seeds import Seeds
-from fedpmt.training.batches import chunks
+from fedpmt.training.batches import CHUNK, chunks
 from fedpmt.training.loop import evaluate_model
+from fedpmt.training.objective import Tally, tally
+from fedpmt.training.outputs import count_outputs
 from fedpmt.types import DivergedError
 
 if TYPE_CHECKING:
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
     from fedpmt.simulation.executors import Executor
     from fedpmt.simulation.loop import Federation, Progress
     from fedpmt.training.local import LocalWork, Site
-    from fedpmt.types import Examples
+    from fedpmt.training.objective import Measured, Objective
+    from fedpmt.types import Arrays, Examples
 
 
 PERSONAL_DEVICES = 100
@@ -32,6 +36,9 @@ PERSONAL_DEVICES = 100
 
 STATISTICS_DEVICES = 100
 """BatchNorm statistics that are found anew are of at most this many devices' data."""
+
+CHUNK_OUTPUTS = 2**25
+"""Outputs that are held at a time in an evaluation: a language model has too many for all samples of a chunk."""
 
 LEVEL_DEVICES = 50
 """A level's mix of classes is taken from at most this many of its devices."""
@@ -44,11 +51,12 @@ class Evaluation:
     score: float | None  # None where there is no model to evaluate yet
     loss: float | None
     by_class: dict[str, float] | None
+    metrics: dict[str, float]  # other than the score
 
 
 def evaluate(federation: Federation, progress: Progress) -> dict[str, Any]:
     """Score and loss on the test set, as fields of a round's record."""
-    predictor = federation.predictor(progress)
+    predictor, objective = federation.predictor(progress), federation.problem.objective
     for name, tensor in predictor.tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise DivergedError(
@@ -56,7 +64,7 @@ def evaluate(federation: Federation, progress: Progress) -> dict[str, Any]:
             )
     if predictor.kind == "global":
         classes = federation.problem.data.classes
-        found = evaluate_global(federation.executor, predictor, federation.data.test, classes)
+        found = evaluate_global(federation.executor, objective, predictor, federation.data.test, classes)
     else:
         accepted = progress.accepted or {}
         members = sorted(accepted)[:PERSONAL_DEVICES]
@@ -70,23 +78,31 @@ def evaluate(federation: Federation, progress: Progress) -> dict[str, Any]:
             for device in members
         )
         found = evaluate_personal(federation.executor, federation.method.local, predictor, owners)
-    finite_loss = found.loss if found.loss is not None and np.isfinite(found.loss) else None
     return {
-        "score": found.score,
-        "score_name": federation.problem.objective.score_name,
-        "maximize": federation.problem.objective.maximize,
-        "loss": finite_loss,
+        "score": _finite(found.score),
+        "score_name": objective.score_name,
+        "maximize": objective.maximize,
+        "loss": _finite(found.loss),
+        "scores": {name: value for name, value in found.metrics.items() if np.isfinite(value)},
         "score_by_class": found.by_class,
         "score_by_level": by_level(federation, found.by_class),
         "evaluates": predictor.kind,
     }
 
 
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and np.isfinite(value) else None
+
+
 def own_test(federation: Federation, device: int, of_its_classes: bool) -> Examples:
     """What a device's own model is tested on, the same in every round."""
     test, limit = federation.data.test, federation.settings.personal_test
     counts = federation.problem.data.label_counts(device) if of_its_classes else None
-    held = np.arange(len(test)) if counts is None else np.flatnonzero(counts[test.targets.cpu().numpy()] > 0)
+    if counts is None:
+        held = np.arange(len(test))
+    else:
+        labels = test.targets.cpu().numpy()
+        held = np.flatnonzero((labels >= 0) & (counts[labels.clip(0)] > 0))
     if limit is not None and limit < len(held):
         drawn = Seeds(federation.settings.seed)("personal test", device)
         held = np.sort(drawn.choice(held, limit, replace=False))
@@ -123,22 +139,66 @@ def find_statistics(federation: Federation, predictor: Predictor) -> Predictor:
 
 
 def evaluate_global(
-    executor: Executor, predictor: Predictor, test: Examples, classes: int | None
+    executor: Executor, objective: Objective, predictor: Predictor, test: Examples, classes: int | None
 ) -> Evaluation:
     """The global model on the test set."""
 
-    def scores(site: Site, span: slice) -> tuple[np.ndarray, float]:
+    def measure(site: Site, span: slice) -> Measured:
         batch = test.take(span)
         with torch.inference_mode():
             outputs = evaluate_model(site.models[predictor.model], predictor.tensors, batch.inputs)
-            loss = float(site.objective.loss(outputs, batch.targets)) * len(batch)
-            return site.objective.score(outputs, batch.targets).cpu().numpy(), loss
+            return site.objective.measure(outputs, batch)
 
-    results = list(executor.map(scores, chunks(test)))
-    each = np.concatenate([score for score, _ in results]).astype(np.float64)
-    return Evaluation(
-        float(each.mean()), sum(loss for _, loss in results) / len(test), by_class(each, test, classes)
-    )
+    spans = chunks(test, chunk_size(executor, predictor, test))
+    found, per_class = Tally(objective), PerClass(classes)
+    for span, measured in zip(spans, executor.map(measure, spans), strict=True):
+        found.add(measured)
+        per_class.add(measured.values[0], test.targets, span)
+    return Evaluation(found.score, found.loss, per_class.means, found.metrics)
+
+
+def chunk_size(executor: Executor, predictor: Predictor, test: Examples) -> int:
+    """How many samples to take at a time: fewer where one sample has many outputs, as tokens and pixels have."""
+    if getattr(test.targets, "ndim", 0) == 1:
+        return CHUNK
+
+    def outputs_of_one(site: Site, span: slice) -> int:
+        with torch.inference_mode():
+            model = site.models[predictor.model]
+            return count_outputs(evaluate_model(model, predictor.tensors, test.take(span).inputs))
+
+    [count] = executor.map(outputs_of_one, [slice(0, 1)])
+    return max(1, min(CHUNK, CHUNK_OUTPUTS // max(1, count)))
+
+
+class PerClass:
+    """Adds up scores by class, where targets are classes and the score has a value for each sample."""
+
+    def __init__(self, classes: int | None) -> None:
+        self._sums = None if classes is None else np.zeros((2, classes))
+
+    def add(self, measured: Any, targets: Arrays, span: slice) -> None:
+        """Add a chunk: what the score measured, and all targets with the span of the chunk's."""
+        values = measured[0] if isinstance(measured, tuple) else measured
+        if self._sums is None:
+            return
+        labels = targets[span].cpu().numpy()
+        if not isinstance(values, torch.Tensor) or tuple(values.shape) != labels.shape:
+            self._sums = None
+            return
+        counted = labels >= 0
+        each = values.cpu().double().numpy()
+        classes = self._sums.shape[1]
+        for row, weights in enumerate((each, np.ones_like(each))):
+            self._sums[row] += np.bincount(labels[counted], weights[counted], minlength=classes)
+
+    @property
+    def means(self) -> dict[str, float] | None:
+        """The mean score of each class that occurs; None where there are no classes."""
+        if self._sums is None:
+            return None
+        totals, counts = self._sums
+        return {str(label): float(totals[label] / counts[label]) for label in np.flatnonzero(counts)}
 
 
 def with_statistics(
@@ -178,27 +238,20 @@ def with_statistics(
     return replace(predictor, tensors={**predictor.tensors, **means})
 
 
-def by_class(scores: np.ndarray, test: Examples, classes: int | None) -> dict[str, float] | None:
-    """Mean score of each class; None for tasks without classes."""
-    if classes is None:
-        return None
-    labels = test.targets.cpu().numpy()
-    return {
-        str(label): float(scores[labels == label].mean())
-        for label in range(classes)
-        if (labels == label).any()
-    }
-
-
 def evaluate_personal(
     executor: Executor, work: LocalWork[Any], predictor: Predictor, owners: Iterable[tuple[Any, Examples]]
 ) -> Evaluation:
-    """Each device's own model on the test samples of the classes it holds; the mean over devices."""
+    """Each device's own model on the test samples of the classes it holds; means over devices."""
 
-    def mean_score(site: Site, owner: tuple[Any, Examples]) -> float:
+    def judge(site: Site, owner: tuple[Any, Examples]) -> tuple[float, dict[str, float]]:
         own, test = owner
         with torch.inference_mode():
-            return float(work.evaluate(site, predictor.tensors, own, test).mean())
+            found = tally(site.objective, partial(work.predict, site, predictor.tensors, own), test)
+        return found.score, found.metrics
 
-    means = list(executor.map(mean_score, owners))
-    return Evaluation(float(np.mean(means)) if means else None, None, None)
+    each = list(executor.map(judge, owners))
+    if not each:
+        return Evaluation(None, None, None, {})
+    scores, others = zip(*each, strict=True)
+    means = {name: float(np.mean([one[name] for one in others])) for name in others[0]}
+    return Evaluation(float(np.mean(scores)), None, None, means)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,8 +13,10 @@ from fedpmt.models.nets import Net, net
 from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import generator
 from fedpmt.training.batches import CPU, placed
-from fedpmt.training.objective import CLASSIFICATION, Objective
-from fedpmt.types import Arrays, SettingError
+from fedpmt.training.metrics import Mean
+from fedpmt.training.objective import CLASSIFICATION, Objective, next_token_loss
+from fedpmt.training.outputs import class_rows, labels_of, next_tokens
+from fedpmt.types import IGNORED, Arrays, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from fedpmt.data.federated import FederatedData
     from fedpmt.models.layered import LayeredModel
     from fedpmt.settings import Settings
+    from fedpmt.training.metrics import Metric
     from fedpmt.training.optimizers import Optimizer
+    from fedpmt.types import Examples
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ def draws_at_random(model: LayeredModel, example: Arrays) -> bool:
 def try_out(problem: Problem, settings: Settings) -> None:
     """Run a few samples through a user's model, loss and metric, so that what cannot work is refused at once."""
     model, data = problem.model.clone(), problem.data
-    layers = len(model.structure.layers)
+    layers, objective = len(model.structure.layers), problem.objective
+    metrics = {objective.score_name: objective.score, **objective.metrics}
     # BatchNorm cannot train on one value per channel, which the last batch may come down to.
     last = settings.samples % settings.batch or min(settings.batch, settings.samples)
     for mode, examples in ((False, data.test), (True, data.shard(0))):
@@ -90,31 +95,53 @@ def try_out(problem: Problem, settings: Settings) -> None:
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 outputs = model.forward(model.initial(), few.inputs)
-                loss = problem.objective.loss(outputs, few.targets)
-                scores = problem.objective.score(outputs, few.targets)
+                _check_labels(problem, outputs, few.targets)
+                loss = objective.loss(outputs, few.targets)
+                tried = {name: _try_metric(metric, outputs, few) for name, metric in metrics.items()}
+        except SettingError:
+            raise
         except Exception as error:
             what = " ".join(str(error).split())[:200]
             how = f"training on a batch of {last}" if mode else "evaluating two samples"
             raise SettingError(f"model: {how} fails: {type(error).__name__}: {what}") from error
-        if loss.ndim != 0 or scores.shape != (len(few),):
-            raise SettingError(
-                f"loss gives a tensor of shape {tuple(loss.shape)} and metric one of {tuple(scores.shape)}: "
-                f"one number, and one per sample ({len(few)},), are needed"
-            )
-    _check_labels(problem, outputs.shape[-1])
+        if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
+            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise SettingError(f"loss must give the mean over a batch as a tensor of shape () (got {shape})")
+        for name, shape in tried.items():
+            # Of two samples it may be by chance, of any number it is not.
+            if len(few) > 2 and shape[:2] == (len(few), len(few)):
+                raise SettingError(
+                    f"metric '{name}' gives {shape[0]} x {shape[0]} values for {len(few)} samples: "
+                    "outputs and targets differ in shape and are broadcast"
+                )
 
 
-def _check_labels(problem: Problem, outputs: int) -> None:
-    """Cross-entropy needs labels from 0 to the number of outputs - 1."""
-    if problem.objective.loss is not CLASSIFICATION.loss:
+def _try_metric(metric: Metric, outputs: Any, few: Examples) -> tuple[int, ...]:
+    """Use a metric once; the shape of its values, where it gives any."""
+    meter, measured = metric.start(), metric.measure(outputs, few.targets)
+    meter.update(measured)
+    meter.compute()
+    values = measured[0] if isinstance(measured, tuple) else measured
+    return tuple(values.shape) if isinstance(meter, Mean) else ()
+
+
+def _check_labels(problem: Problem, outputs: Any, targets: Arrays) -> None:
+    """Cross-entropy needs labels from 0 to the number of outputs - 1, or -100 for what does not count."""
+    loss = problem.objective.loss
+    if not (problem.objective.plain or loss is next_token_loss) or labels_of(targets).is_floating_point():
         return
-    everything = problem.data.training_set()
-    for name, examples in (("train", everything), ("test", problem.data.test)):
-        if examples is None or not np.issubdtype(examples.targets.dtype, np.integer):
+    rows = next_tokens if loss is next_token_loss else class_rows
+    classes = rows(outputs, targets)[0].shape[-1]
+    for name, examples in (("train", problem.data.training_set()), ("test", problem.data.test)):
+        if examples is None:
             continue
-        low, high = int(examples.targets.min()), int(examples.targets.max())
-        if low < 0 or high >= outputs:
+        labels = labels_of(examples.targets)
+        counted = labels[labels != IGNORED]
+        if not counted.size:
+            raise SettingError(f"{name}: all labels are {IGNORED}, so nothing counts")
+        low, high = int(counted.min()), int(counted.max())
+        if low < 0 or high >= classes:
             raise SettingError(
-                f"{name}: labels run from {low} to {high}, but the model has {outputs} outputs, "
-                f"for labels 0 to {outputs - 1}"
+                f"{name}: labels run from {low} to {high}, but the model has {classes} outputs, "
+                f"for labels 0 to {classes - 1}"
             )

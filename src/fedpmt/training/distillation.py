@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedpmt.training.outputs import logits_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -22,7 +24,7 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Te
 
 
 def answers(model: LayeredModel, tensors: Tensors, examples: Examples, cut: int = 0) -> Tensor:
-    """What a net says to all inputs, in evaluation mode; from layer `cut` on, where inputs are what comes before it."""
+    """The logits of all inputs, in evaluation mode; from layer `cut` on, where inputs are what comes before it."""
     import torch
 
     from fedpmt.training.batches import chunks
@@ -32,5 +34,5 @@ def answers(model: LayeredModel, tensors: Tensors, examples: Examples, cut: int 
         batches = (examples.take(span).inputs for span in chunks(examples))
         if cut:
             model.set_training([False] * len(model.structure.layers))
-            return torch.cat([model.suffix(cut, tensors, inputs) for inputs in batches])
-        return torch.cat([evaluate_model(model, tensors, inputs) for inputs in batches])
+            return torch.cat([logits_of(model.suffix(cut, tensors, inputs)) for inputs in batches])
+        return torch.cat([logits_of(evaluate_model(model, tensors, inputs)) for inputs in batches])
