@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from fedpmt.data.federated import FederatedData
     from fedpmt.models.layered import LayeredModel
     from fedpmt.settings import Settings
-    from fedpmt.training.metrics import Metric
     from fedpmt.training.optimizers import Optimizer
-    from fedpmt.types import Examples
 
 
 @dataclass(frozen=True)
@@ -83,46 +81,48 @@ def draws_at_random(model: LayeredModel, example: Arrays) -> bool:
 
 
 def try_out(problem: Problem, settings: Settings) -> None:
-    """Run a few samples through a user's model, loss and metric, so that what cannot work is refused at once."""
+    """Run a few samples through a user's model, loss and metrics, so that what cannot work is refused at once."""
     model, data = problem.model.clone(), problem.data
-    layers, objective = len(model.structure.layers), problem.objective
-    metrics = {objective.score_name: objective.score, **objective.metrics}
     # BatchNorm cannot train on one value per channel, which the last batch may come down to.
     last = settings.samples % settings.batch or min(settings.batch, settings.samples)
-    for mode, examples in ((False, data.test), (True, data.shard(0))):
-        few = placed(examples.take(np.arange(last if mode else 2) % len(examples)))
-        model.set_training([mode] * layers)
+    shapes = {}
+    for count, examples in ((2, data.test), (last, data.shard(0))):
+        few, training = placed(examples.take(np.arange(count) % len(examples))), examples is not data.test
+        model.set_training([training] * len(model.structure.layers))
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 outputs = model.forward(model.initial(), few.inputs)
-                _check_labels(problem, outputs, few.targets)
-                loss = objective.loss(outputs, few.targets)
-                tried = {name: _try_metric(metric, outputs, few) for name, metric in metrics.items()}
+                if not training:
+                    _check_labels(problem, outputs, few.targets)
+                loss = problem.objective.loss(outputs, few.targets)
+                shapes[count] = _try_metrics(problem.objective, outputs, few.targets)
         except SettingError:
             raise
         except Exception as error:
             what = " ".join(str(error).split())[:200]
-            how = f"training on a batch of {last}" if mode else "evaluating two samples"
+            how = f"training on a batch of {last}" if training else "evaluating two samples"
             raise SettingError(f"model: {how} fails: {type(error).__name__}: {what}") from error
         if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise SettingError(f"loss must give the mean over a batch as a tensor of shape () (got {shape})")
-        for name, shape in tried.items():
-            # Of two samples it may be by chance, of any number it is not.
-            if len(few) > 2 and shape[:2] == (len(few), len(few)):
-                raise SettingError(
-                    f"metric '{name}' gives {shape[0]} x {shape[0]} values for {len(few)} samples: "
-                    "outputs and targets differ in shape and are broadcast"
-                )
+    for name, shape in shapes[last].items():
+        # With one number of samples it may be by chance.
+        if last > 2 and shape[:2] == (last, last) and shapes[2][name][:2] == (2, 2):
+            raise SettingError(
+                f"metric '{name}' gives {last} x {last} values for {last} samples: "
+                "outputs and targets differ in shape and are broadcast"
+            )
 
 
-def _try_metric(metric: Metric, outputs: Any, few: Examples) -> tuple[int, ...]:
-    """Use a metric once; the shape of its values, where it gives any."""
-    meter, measured = metric.start(), metric.measure(outputs, few.targets)
-    meter.update(measured)
-    meter.compute()
-    values = measured[0] if isinstance(measured, tuple) else measured
-    return tuple(values.shape) if isinstance(meter, Mean) else ()
+def _try_metrics(objective: Objective, outputs: Any, targets: Arrays) -> dict[str, tuple[int, ...]]:
+    """Use each metric once; the shapes of their values, where they give any."""
+    shapes = {}
+    for name, metric in {objective.score_name: objective.score, **objective.metrics}.items():
+        meter, measured = metric.start(), metric.measure(outputs, targets)
+        meter.update(measured)  # a score is not asked for: of a few samples there may be none
+        values = measured[0] if isinstance(measured, tuple) else measured
+        shapes[name] = tuple(values.shape) if isinstance(meter, Mean) else ()
+    return shapes
 
 
 def _check_labels(problem: Problem, outputs: Any, targets: Arrays) -> None:
