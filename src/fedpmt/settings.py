@@ -330,7 +330,7 @@ class RunSettings(TypedDict, total=False):
     task: str
     data: str
     data_dir: str | Path | None
-    objective: Literal["classification", "causal-lm", "multi-label", "regression", "custom"]
+    objective: Literal["classification", "causal-lm", "multi-label", "regression"]
     partition: str
     partition_seed: int
     public: str

@@ -97,7 +97,8 @@ class Objective:
     def measure(self, outputs: Any, batch: Examples) -> Measured:
         """What a tally needs to know of a chunk; computed where the model runs."""
         counted = float(len(batch)) if self.counted is None else self.counted(batch.targets)
-        loss = float(self.loss(outputs, batch.targets)) * counted
+        # Torch's own mean over nothing is not a number.
+        loss = float(self.loss(outputs, batch.targets)) * counted if counted else 0.0
         metrics = (self.score, *self.metrics.values())
         return Measured(loss, counted, tuple(metric.measure(outputs, batch.targets) for metric in metrics))
 
