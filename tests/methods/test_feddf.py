@@ -16,7 +16,7 @@ from fedpmt.methods.feddf import WIDEST, Distillation, FedDF, Student, teachers
 from fedpmt.parts.depth import full
 from fedpmt.parts.width import narrow_start, thinned
 from fedpmt.training.distillation import answers, divergence
-from fedpmt.training.loop import train_on_server
+from fedpmt.training.loop import evaluate_model, train_on_server
 from fedpmt.training.messages import UPDATE
 from fedpmt.types import MODEL, Examples, SettingError
 from support import flat_cost
