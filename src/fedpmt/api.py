@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from fedpmt.methods.base import Method
     from fedpmt.simulation.problem import Problem
-    from fedpmt.training.objective import Loss, Metrics, Objective, Score
+    from fedpmt.training.objective import Loss, Objective
+    from fedpmt.training.ready_made import Metrics, Score
 
 OWN_DATA, OWN_TASK = "arrays", "own"
 CUSTOM = "custom"
@@ -230,7 +231,7 @@ def make_request(
     resolved = settings_of(given)
     objective = None
     if model is not None and train is not None and test is not None:
-        from fedpmt.training.objective import make_objective
+        from fedpmt.training.ready_made import make_objective
 
         objective = make_objective(
             loss, metric, maximize=maximize, metrics=metrics, objective=resolved.objective

@@ -17,7 +17,7 @@ from fedpmt.cli import show
 from fedpmt.records import ResultRecord, RoundRecord, RunRecord, read_run
 from fedpmt.report import default_targets, summary, tidy, time_to_target
 from fedpmt.report.page import page
-from fedpmt.training.objective import make_objective
+from fedpmt.training.ready_made import make_objective
 from fedpmt.types import DivergedError, SettingError
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import published  # noqa: F401  (makes transformers importable)
-from fedpmt.training.metrics import READY_MADE, Mean, Metric, Sums, make_metric
-from fedpmt.training.objective import OBJECTIVES, cross_entropy, make_objective, tally
-from fedpmt.training.outputs import logits_of, with_logits
+from fedpmt.training.objective import Mean, Metric, cross_entropy, judge, logits_of, with_logits
+from fedpmt.training.ready_made import OBJECTIVES, READY_MADE, Sums, make_metric, make_objective
 from fedpmt.types import IGNORED, Examples, SettingError
 
 
@@ -84,7 +83,7 @@ def test_what_is_labelled_minus_100_does_not_count(shape: str) -> None:
     assert torch.allclose(cross_entropy(logits, {"labels": labels, "more": labels}), wanted)
     right = rows.argmax(1)[counted] == labels.flatten()[counted]
     examples = Examples(logits.detach(), labels, np.arange(4))
-    found = tally(OBJECTIVES["classification"], lambda outputs: outputs, examples)
+    found = judge(OBJECTIVES["classification"], lambda outputs: outputs, examples)
     assert found.score == pytest.approx(float(right.double().mean()))
     assert found.loss == pytest.approx(float(wanted))
     nothing = cross_entropy(logits, torch.full_like(labels, IGNORED))
@@ -119,7 +118,7 @@ def test_the_next_token_is_predicted_as_transformers_does() -> None:
         whole = net(input_ids=ids, labels=labels)
         assert torch.allclose(objective.loss(net(input_ids=ids), labels), whole.loss)
         examples = Examples({"input_ids": ids}, labels, np.arange(1100))
-        found = tally(objective, lambda inputs: net(**inputs), examples)
+        found = judge(objective, lambda inputs: net(**inputs), examples)
     assert (objective.score_name, objective.maximize) == ("perplexity", False)
     assert found.loss == pytest.approx(float(whole.loss), rel=1e-6)
     counted = labels[:, 1:] != IGNORED
@@ -148,7 +147,7 @@ def test_f1_is_that_of_scikit_learn_on_the_whole_test_set(average: str) -> None:
 
 def score_of(logits: Tensor, labels: Tensor, objective: str, metric: Any) -> float:
     made = make_objective(objective=objective, metric=metric)
-    return tally(made, lambda outputs: outputs, Examples(logits, labels, np.arange(len(labels)))).score
+    return judge(made, lambda outputs: outputs, Examples(logits, labels, np.arange(len(labels)))).score
 
 
 def test_several_labels() -> None:

@@ -11,7 +11,7 @@ from fedpmt.data.datasets import from_arrays
 from fedpmt.models.layered import layered
 from fedpmt.simulation.problem import Problem
 from fedpmt.training.batches import placed
-from fedpmt.training.objective import make_objective
+from fedpmt.training.ready_made import make_objective
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from fedpmt.flower.roster import Roster
     from fedpmt.settings import Settings
-    from fedpmt.training.objective import Loss, Metrics, Score
+    from fedpmt.training.objective import Loss
     from fedpmt.training.optimizers import Optimizer
+    from fedpmt.training.ready_made import Metrics, Score
     from fedpmt.types import Arrays, Examples
 
 

@@ -37,7 +37,6 @@ from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.training.distillation import answers
 from fedpmt.training.local import LocalWork, Outcome
 from fedpmt.training.messages import Client, Reply, Task
-from fedpmt.training.outputs import logits_of
 from fedpmt.types import MODEL, DivergedError, SettingError
 
 if TYPE_CHECKING:
@@ -95,6 +94,8 @@ class CoDistillation(LocalWork[Personal]):
     def loss(self, run: Run[Personal], batch: Examples) -> Tensor:
         import torch
         from torch.nn import functional
+
+        from fedpmt.training.objective import logits_of
 
         loss = run.site.objective.loss(run.forward(run.tensors, batch.inputs), batch.targets)
         if "centroid" not in run.memo:

@@ -40,7 +40,6 @@ from fedpmt.training.distillation import answers, divergence
 from fedpmt.training.local import Job, LocalWork
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.training.optimizers import SGD, Adam, Moments, clip
-from fedpmt.training.outputs import logits_of
 from fedpmt.types import MODEL, Examples, SettingError
 
 if TYPE_CHECKING:
@@ -99,6 +98,8 @@ class Student(LocalWork[Moments]):
         return (1 + math.cos(math.pi * min(1.0, (self.begun + step) / self.total))) / 2
 
     def loss(self, run: Run[Moments], batch: Examples) -> Tensor:
+        from fedpmt.training.objective import logits_of
+
         outputs = logits_of(run.forward(run.tensors, batch.inputs))
         return divergence(outputs, batch.targets, self.temperature)
 
@@ -230,13 +231,13 @@ class FedDF(Method[Fusion, None]):
         import torch
 
         from fedpmt.training.loop import evaluate_model
-        from fedpmt.training.objective import tally
+        from fedpmt.training.objective import judge
 
         if server.validation is None:
             return None
         model, objective = server.site.models[GLOBAL], server.site.objective
         with torch.no_grad():
-            found = tally(objective, partial(evaluate_model, model, tensors), server.validation).score
+            found = judge(objective, partial(evaluate_model, model, tensors), server.validation).score
         return found if objective.maximize else -found
 
     def predictor(self, state: Fusion) -> Predictor:

@@ -27,7 +27,6 @@ from fedpmt.pricing.matching import rate_within
 from fedpmt.training.local import Job, LocalWork, Outcome, Run
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.training.optimizers import Adam, Moments
-from fedpmt.training.outputs import logits_of
 from fedpmt.training.server import REPLACE, ServerOptimizer
 from fedpmt.types import MODEL, Examples, SettingError
 
@@ -168,6 +167,8 @@ class Regularised(LocalWork[Any]):
     def loss(self, run: Run[Any], batch: Examples) -> Tensor:
         import torch
         from torch.nn import functional
+
+        from fedpmt.training.objective import logits_of
 
         outputs = run.forward(run.tensors, batch.inputs)
         loss, outputs = run.site.objective.loss(outputs, batch.targets), logits_of(outputs)

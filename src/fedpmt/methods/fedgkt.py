@@ -26,7 +26,6 @@ from fedpmt.training.distillation import answers
 from fedpmt.training.local import Job, LocalWork, Outcome
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.training.optimizers import Adam, Moments
-from fedpmt.training.outputs import logits_of
 from fedpmt.types import MODEL, Examples, SettingError
 
 if TYPE_CHECKING:
@@ -100,6 +99,8 @@ class EdgeTraining(LocalWork[Edge]):
         return run
 
     def loss(self, run: Run[Edge], batch: Examples) -> Tensor:
+        from fedpmt.training.objective import logits_of
+
         outputs = run.forward(run.tensors, batch.inputs)
         loss = run.site.objective.loss(outputs, batch.targets)
         if TEACHER in run.memo:
@@ -159,6 +160,8 @@ class ServerHalf(LocalWork[Moments]):
         return run
 
     def loss(self, run: Run[Moments], batch: Examples) -> Tensor:
+        from fedpmt.training.objective import logits_of
+
         outputs = run.forward(run.tensors, batch.inputs)
         loss = self.alpha * run.site.objective.loss(outputs, batch.targets[LABELS])
         if self.distil:

@@ -19,7 +19,6 @@ from fedpmt.methods.nested import CORNERS, Nested, NestedMean, WidthsWork, neste
 from fedpmt.parts.part import GLOBAL, Part
 from fedpmt.pricing.matching import largest
 from fedpmt.training.messages import Client, Reply, Task
-from fedpmt.training.outputs import class_rows
 from fedpmt.training.server import REPLACE, ServerOptimizer
 from fedpmt.types import SettingError
 
@@ -59,6 +58,8 @@ class OrderedDropout(WidthsWork):
 
     def loss(self, run: Run[None], batch: Examples) -> Tensor:
         from torch.nn import functional
+
+        from fedpmt.training.objective import class_rows
 
         inner = len(run.part.inner)
         drawn = int(run.memo[DRAWS].integers(inner + 1)) if inner else 0

@@ -25,7 +25,6 @@ from fedpmt.parts.width import corners
 from fedpmt.pricing.matching import largest
 from fedpmt.pricing.meter import upload_bytes
 from fedpmt.training.messages import Client, Reply, Task
-from fedpmt.training.outputs import class_rows
 from fedpmt.training.server import REPLACE, ServerOptimizer
 from fedpmt.types import SettingError
 
@@ -61,6 +60,8 @@ class Superposition(WidthsWork):
 
     def loss(self, run: Run[None], batch: Examples) -> Tensor:
         from torch.nn import functional
+
+        from fedpmt.training.objective import class_rows
 
         objective, targets = run.site.objective, batch.targets
         outputs = outputs_at(run, len(run.part.inner), batch.inputs)

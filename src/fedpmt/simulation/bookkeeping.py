@@ -108,9 +108,9 @@ def mean_metric(name: str, values: Sequence[float]) -> dict[str, float]:
     return finite({name: float(np.mean(values)) if values else np.nan})
 
 
-def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
     """Those that are numbers which JSON can hold."""
-    return {name: value for name, value in metrics.items() if np.isfinite(value)}
+    return {name: value for name, value in metrics.items() if value is not None and np.isfinite(value)}
 
 
 def accept(

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from fedpmt.seeds import Seeds
+from fedpmt.simulation.bookkeeping import finite
 from fedpmt.training.batches import CHUNK, chunks
 from fedpmt.training.loop import evaluate_model
-from fedpmt.training.objective import Tally, tally
-from fedpmt.training.outputs import count_outputs
+from fedpmt.training.objective import count_outputs, judge, pool
 from fedpmt.types import DivergedError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedpmt.simulation.loop import Federation, Progress
     from fedpmt.training.local import LocalWork, Site
     from fedpmt.training.objective import Measured, Objective
-    from fedpmt.types import Arrays, Examples
+    from fedpmt.types import Examples
 
 
 PERSONAL_DEVICES = 100
@@ -78,20 +78,17 @@ def evaluate(federation: Federation, progress: Progress) -> dict[str, Any]:
             for device in members
         )
         found = evaluate_personal(federation.executor, federation.method.local, predictor, owners)
+    numbers = finite({"score": found.score, "loss": found.loss})
     return {
-        "score": _finite(found.score),
+        "score": numbers.get("score"),
         "score_name": objective.score_name,
         "maximize": objective.maximize,
-        "loss": _finite(found.loss),
-        "scores": {name: value for name, value in found.metrics.items() if np.isfinite(value)},
+        "loss": numbers.get("loss"),
+        "scores": finite(found.metrics),
         "score_by_class": found.by_class,
         "score_by_level": by_level(federation, found.by_class),
         "evaluates": predictor.kind,
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and np.isfinite(value) else None
 
 
 def own_test(federation: Federation, device: int, of_its_classes: bool) -> Examples:
@@ -149,18 +146,15 @@ def evaluate_global(
             outputs = evaluate_model(site.models[predictor.model], predictor.tensors, batch.inputs)
             return site.objective.measure(outputs, batch)
 
-    spans = chunks(test, chunk_size(executor, predictor, test))
-    found, per_class = Tally(objective), PerClass(classes)
-    for span, measured in zip(spans, executor.map(measure, spans), strict=True):
-        found.add(measured)
-        per_class.add(measured.values[0], test.targets, span)
-    return Evaluation(found.score, found.loss, per_class.means, found.metrics)
+    simple = getattr(test.targets, "ndim", 0) == 1
+    spans = chunks(test, CHUNK if simple else chunk_size(executor, predictor, test))
+    each: list[Any] | None = None if classes is None else []
+    found = pool(objective, executor.map(measure, spans), each)
+    return Evaluation(found.score, found.loss, by_class(each, test, classes), found.metrics)
 
 
 def chunk_size(executor: Executor, predictor: Predictor, test: Examples) -> int:
     """How many samples to take at a time: fewer where one sample has many outputs, as tokens and pixels have."""
-    if getattr(test.targets, "ndim", 0) == 1:
-        return CHUNK
 
     def outputs_of_one(site: Site, span: slice) -> int:
         with torch.inference_mode():
@@ -171,34 +165,21 @@ def chunk_size(executor: Executor, predictor: Predictor, test: Examples) -> int:
     return max(1, min(CHUNK, CHUNK_OUTPUTS // max(1, count)))
 
 
-class PerClass:
-    """Adds up scores by class, where targets are classes and the score has a value for each sample."""
-
-    def __init__(self, classes: int | None) -> None:
-        self._sums = None if classes is None else np.zeros((2, classes))
-
-    def add(self, measured: Any, targets: Arrays, span: slice) -> None:
-        """Add a chunk: what the score measured, and all targets with the span of the chunk's."""
-        values = measured[0] if isinstance(measured, tuple) else measured
-        if self._sums is None:
-            return
-        labels = targets[span].cpu().numpy()
-        if not isinstance(values, torch.Tensor) or tuple(values.shape) != labels.shape:
-            self._sums = None
-            return
-        counted = labels >= 0
-        each = values.cpu().double().numpy()
-        classes = self._sums.shape[1]
-        for row, weights in enumerate((each, np.ones_like(each))):
-            self._sums[row] += np.bincount(labels[counted], weights[counted], minlength=classes)
-
-    @property
-    def means(self) -> dict[str, float] | None:
-        """The mean score of each class that occurs; None where there are no classes."""
-        if self._sums is None:
-            return None
-        totals, counts = self._sums
-        return {str(label): float(totals[label] / counts[label]) for label in np.flatnonzero(counts)}
+def by_class(each: list[Any] | None, test: Examples, classes: int | None) -> dict[str, float] | None:
+    """Mean score of each class, from what was measured of all chunks; None without classes or values per sample."""
+    if not each or classes is None:
+        return None
+    values = [chunk[0] if isinstance(chunk, tuple) else chunk for chunk in each]
+    if not all(isinstance(one, torch.Tensor) and one.ndim == 1 for one in values):
+        return None
+    scores, labels = torch.cat(values).cpu().double().numpy(), test.targets.cpu().numpy()
+    if len(scores) != len(labels):
+        return None
+    return {
+        str(label): float(scores[labels == label].mean())
+        for label in range(classes)
+        if (labels == label).any()
+    }
 
 
 def with_statistics(
@@ -243,13 +224,13 @@ def evaluate_personal(
 ) -> Evaluation:
     """Each device's own model on the test samples of the classes it holds; means over devices."""
 
-    def judge(site: Site, owner: tuple[Any, Examples]) -> tuple[float, dict[str, float]]:
+    def score(site: Site, owner: tuple[Any, Examples]) -> tuple[float, dict[str, float]]:
         own, test = owner
         with torch.inference_mode():
-            found = tally(site.objective, partial(work.predict, site, predictor.tensors, own), test)
+            found = judge(site.objective, partial(work.predict, site, predictor.tensors, own), test)
         return found.score, found.metrics
 
-    each = list(executor.map(judge, owners))
+    each = list(executor.map(score, owners))
     if not each:
         return Evaluation(None, None, None, {})
     scores, others = zip(*each, strict=True)

@@ -13,9 +13,8 @@ from fedpmt.models.nets import Net, net
 from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import generator
 from fedpmt.training.batches import CPU, placed
-from fedpmt.training.metrics import Mean
-from fedpmt.training.objective import CLASSIFICATION, Objective, next_token_loss
-from fedpmt.training.outputs import class_rows, labels_of, next_tokens
+from fedpmt.training.objective import CLASSIFICATION, Mean, Objective, class_rows, labels_of
+from fedpmt.training.ready_made import next_token_loss, next_tokens
 from fedpmt.types import IGNORED, Arrays, SettingError
 
 if TYPE_CHECKING:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedpmt.training.outputs import logits_of
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -29,6 +27,7 @@ def answers(model: LayeredModel, tensors: Tensors, examples: Examples, cut: int 
 
     from fedpmt.training.batches import chunks
     from fedpmt.training.loop import evaluate_model
+    from fedpmt.training.objective import logits_of
 
     with torch.no_grad():
         batches = (examples.take(span).inputs for span in chunks(examples))

@@ -1,72 +1,210 @@
-"""What is minimised and what is reported."""
+"""What is minimised and what is reported.
+
+A metric has two halves. `measure(outputs, targets)` is called on each chunk of the test set, where the model runs and
+in any order. What it gives goes to one meter, chunk after chunk in the order of the test set, and the meter tells the
+score. So no outputs need to be held, and the bits don't depend on the number of workers. Objectives by name are in
+`ready_made`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import torch
+from torch import Tensor
 from torch.nn import functional
 
 from fedpmt.records import ACCURACY
 from fedpmt.training.batches import chunks
-from fedpmt.training.metrics import LOWER_IS_BETTER, READY_MADE, Metric, make_metric
-from fedpmt.training.outputs import aligned, class_rows, labels_of, next_tokens
-from fedpmt.types import IGNORED, SettingError
+from fedpmt.types import IGNORED, Arrays, Examples, SettingError
 
-if TYPE_CHECKING:
-    from torch import Tensor
+LABELS = "labels"
 
-    from fedpmt.types import Arrays, Examples
-
-Loss: TypeAlias = "Callable[[Any, Arrays], Tensor]"
+Loss: TypeAlias = Callable[[Any, Arrays], Tensor]
 """Maps what the model gave and the targets of a batch to the mean loss."""
 
-MetricLike: TypeAlias = "str | Metric | Callable[[Any, Arrays], Any] | Any"
-"""A metric's name, a function, an object with `update` and `compute`, or a `Metric`."""
+
+def logits_of(outputs: Any) -> Tensor:
+    """Find the logits in a model's outputs.
+
+    They are a tensor itself, the field or key `logits`, or else the first tensor of a tuple, dict or dataclass.
+
+    Raises:
+        SettingError: There is no tensor in the outputs.
+
+    >>> import torch
+    >>> logits_of({"features": torch.zeros(2, 8), "logits": torch.zeros(2, 3)}).shape
+    torch.Size([2, 3])
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    named = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    for found in (named, *_entries(outputs)):
+        if isinstance(found, Tensor):
+            return found
+    raise SettingError(f"the model's outputs must hold a tensor of logits (got {type(outputs).__name__})")
 
 
-Score: TypeAlias = "MetricLike | Mapping[str, MetricLike]"
-Metrics: TypeAlias = "Mapping[str, MetricLike] | Iterable[str]"
+def with_logits(outputs: Any, logits: Tensor) -> Any:
+    """The same outputs with other logits in their place."""
+    own = logits_of(outputs)
+    if own is outputs:
+        return logits
+    if dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
+        fields = [field.name for field in dataclasses.fields(outputs)]
+        return dataclasses.replace(
+            outputs, **{name: logits for name in fields if getattr(outputs, name) is own}
+        )
+    if isinstance(outputs, Mapping):
+        return {name: logits if entry is own else entry for name, entry in outputs.items()}
+    changed = [logits if entry is own else entry for entry in _entries(outputs)]
+    if not isinstance(outputs, tuple | list):
+        raise SettingError(f"logits can't be replaced in outputs of type {type(outputs).__name__}")
+    return type(outputs)(*changed) if hasattr(outputs, "_fields") else type(outputs)(changed)
+
+
+def count_outputs(outputs: Any) -> int:
+    """How many numbers a model gave."""
+    if isinstance(outputs, Tensor):
+        return outputs.numel()
+    return sum(count_outputs(entry) for entry in _entries(outputs))
+
+
+def _entries(outputs: Any) -> Iterable[Any]:
+    if isinstance(outputs, Mapping):
+        return outputs.values()
+    if isinstance(outputs, tuple | list):
+        return outputs
+    if dataclasses.is_dataclass(outputs):
+        return [getattr(outputs, field.name) for field in dataclasses.fields(outputs)]
+    return ()
+
+
+def labels_of(targets: Arrays) -> Any:
+    """Find the labels in targets: an array itself, the entry `labels` of a dict, or its only entry.
+
+    Raises:
+        SettingError: A dict has several entries and none is called `labels`.
+    """
+    if not isinstance(targets, Mapping):
+        return targets
+    if LABELS in targets:
+        return targets[LABELS]
+    if len(targets) != 1:
+        raise SettingError(
+            f"targets must have an entry 'labels' for a ready-made objective (got {', '.join(targets)}); "
+            "give loss= and metric= of your own"
+        )
+    return next(iter(targets.values()))
+
+
+def class_rows(outputs: Any, targets: Arrays) -> tuple[Tensor, Tensor]:
+    """Logits of shape (items, classes) and a label for each item: a sample, a token or a pixel.
+
+    Classes are on the last axis of the logits, or on the second one, as in images.
+
+    Raises:
+        SettingError: The logits have no axis more than the labels.
+    """
+    if (
+        isinstance(outputs, Tensor)
+        and outputs.ndim == 2
+        and isinstance(targets, Tensor)
+        and targets.ndim == 1
+    ):
+        return outputs, targets
+    logits, labels = logits_of(outputs), labels_of(targets)
+    shape = tuple(logits.shape)
+    last, second = shape[:-1] == tuple(labels.shape), (shape[:1] + shape[2:]) == tuple(labels.shape)
+    if not last and not second:
+        raise SettingError(
+            f"classification needs logits with one more axis than the labels "
+            f"(got shapes {shape} and {tuple(labels.shape)})"
+        )
+    # Both fit where sizes agree by chance: classes of tokens come last, those of pixels second.
+    if second and not (last and logits.ndim == 3):
+        logits = logits.movedim(1, -1)
+    return logits.flatten(0, -2), labels.flatten()
 
 
 def cross_entropy(outputs: Any, targets: Arrays) -> Tensor:
     """The mean over samples, tokens or pixels whose label is not -100; 0 where there is none."""
-    return _mean_cross_entropy(*class_rows(outputs, targets))
-
-
-def next_token_loss(outputs: Any, targets: Arrays) -> Tensor:
-    """The mean cross-entropy of each token given those before it; labels of -100 do not count."""
-    return _mean_cross_entropy(*next_tokens(outputs, targets))
-
-
-def _mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    logits, labels = class_rows(outputs, targets)
     counted = (labels != IGNORED).sum().clamp(min=1)
     return functional.cross_entropy(logits, labels, reduction="sum") / counted
 
 
-def binary_cross_entropy(outputs: Any, targets: Arrays) -> Tensor:
-    """The mean over all labels, each true or false; labels of -100 do not count."""
-    logits, labels = aligned(outputs, targets)
-    counted = (labels != IGNORED).to(logits.dtype)
-    total = functional.binary_cross_entropy_with_logits(
-        logits, labels.to(logits.dtype), weight=counted, reduction="sum"
-    )
-    return total / counted.sum().clamp(min=1)
+def correct(outputs: Any, targets: Arrays) -> tuple[Tensor, Tensor]:
+    """1 for each item whose largest logit is its label's, and whether the item counts."""
+    logits, labels = class_rows(outputs, targets)
+    return (logits.argmax(dim=-1) == labels).to(torch.float32), labels != IGNORED
 
 
-def squared_error(outputs: Any, targets: Arrays) -> Tensor:
-    """The mean of (output - target)² over all entries."""
-    found, wanted = aligned(outputs, targets)
-    return functional.mse_loss(found, wanted.to(found.dtype))
-
-
-def _counted_labels(targets: Arrays) -> float:
+def count_labels(targets: Arrays) -> float:
+    """How many labels count."""
     return float((labels_of(targets) != IGNORED).sum())
 
 
-def _counted_next_labels(targets: Arrays) -> float:
-    return float((labels_of(targets)[:, 1:] != IGNORED).sum())
+class Meter(Protocol):
+    """Takes what was measured of each chunk, in order."""
+
+    def update(self, measured: Any, /) -> None:
+        """Add a chunk."""
+
+    def compute(self) -> float:
+        """Tell the score of all chunks."""
+        ...
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score of a whole test set."""
+
+    measure: Callable[[Any, Arrays], Any]  # outputs and targets of a chunk -> what the meter needs of it
+    start: Callable[[], Meter]  # a new meter
+
+
+class Mean:
+    """The mean of all values, or a weighted one of pairs (values, weights); NaN where no weight counts."""
+
+    def __init__(self, finish: Callable[[float], float] = float) -> None:
+        self._finish, self._total, self._weight = finish, 0.0, 0.0
+
+    def update(self, measured: Tensor | tuple[Tensor, Tensor]) -> None:
+        """Add a chunk."""
+        values, weights = measured if isinstance(measured, tuple) else (measured, None)
+        if not isinstance(values, Tensor) or not (weights is None or isinstance(weights, Tensor)):
+            raise SettingError(
+                "a metric must give a tensor of values, or a pair of tensors (values, weights)"
+            )
+        if values.ndim == 0:
+            raise SettingError(
+                "a metric must give a value for each sample, or (values, weights), not their mean"
+            )
+        if weights is None:
+            self._total += float(values.sum(dtype=torch.float64))
+            self._weight += values.numel()
+            return
+        if weights.shape != values.shape:
+            raise SettingError(
+                f"values and weights of a metric must have one shape "
+                f"(got {tuple(values.shape)} and {tuple(weights.shape)})"
+            )
+        # Times zero would keep what is not finite, e.g. the loss of padding.
+        self._total += float((values.double() * weights).where(weights != 0, 0).sum())
+        self._weight += float(weights.sum(dtype=torch.float64))
+
+    def compute(self) -> float:
+        """Tell the score."""
+        return float(self._finish(self._total / self._weight if self._weight else np.nan))
+
+
+ACCURATE = Metric(correct, Mean)
 
 
 @dataclass(frozen=True)
@@ -83,13 +221,13 @@ class Objective:
     """A loss ℓ(w; z) averaged over a batch, and the metrics that are reported; all of them get what the model gave."""
 
     loss: Loss = cross_entropy
-    score: Metric = READY_MADE["classification"][ACCURACY]
+    score: Metric = ACCURATE
     score_name: str = ACCURACY
     maximize: bool = True  # whether a higher score is better
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # reported with the score
     counted: Callable[[Arrays], float] | None = None  # what a mean loss is over; None: samples
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether the loss is the cross-entropy of classes, which compiled code and distillation know."""
         return self.loss is cross_entropy or self.loss is functional.cross_entropy
@@ -103,144 +241,34 @@ class Objective:
         return Measured(loss, counted, tuple(metric.measure(outputs, batch.targets) for metric in metrics))
 
 
-class Tally:
-    """The loss, the score and the other metrics of a test set, from its chunks in order."""
+@dataclass(frozen=True)
+class Scores:
+    """What an objective says of a test set."""
 
-    def __init__(self, objective: Objective) -> None:
-        self._score, self._loss, self._counted = objective.score.start(), 0.0, 0.0
-        self._metrics = {name: metric.start() for name, metric in objective.metrics.items()}
+    score: float
+    loss: float | None  # None where nothing counts
+    metrics: dict[str, float]
 
-    def add(self, measured: Measured) -> None:
-        """Add a chunk."""
-        self._loss += measured.loss
-        self._counted += measured.counted
-        for meter, values in zip((self._score, *self._metrics.values()), measured.values, strict=True):
+
+def pool(objective: Objective, measured: Iterable[Measured], each: list[Any] | None = None) -> Scores:
+    """Make scores of what was measured of all chunks, in order; `each` gets what was measured for the score."""
+    meters = [metric.start() for metric in (objective.score, *objective.metrics.values())]
+    loss = counted = 0.0
+    for chunk in measured:
+        loss, counted = loss + chunk.loss, counted + chunk.counted
+        for meter, values in zip(meters, chunk.values, strict=True):
             meter.update(values)
-
-    @property
-    def loss(self) -> float | None:
-        """The mean loss; None where nothing counts."""
-        return self._loss / self._counted if self._counted else None
-
-    @property
-    def score(self) -> float:
-        """The score of all chunks."""
-        return self._score.compute()
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The other metrics by name."""
-        return {name: meter.compute() for name, meter in self._metrics.items()}
+        if each is not None:
+            each.append(chunk.values[0])
+    score, *others = [meter.compute() for meter in meters]
+    metrics = dict(zip(objective.metrics, others, strict=True))
+    return Scores(score, loss / counted if counted else None, metrics)
 
 
-def tally(objective: Objective, forward: Callable[[Arrays], Any], examples: Examples) -> Tally:
-    """Judge what a forward pass makes of these examples."""
-    found = Tally(objective)
-    for span in chunks(examples):
-        batch = examples.take(span)
-        found.add(objective.measure(forward(batch.inputs), batch))
-    return found
+def judge(objective: Objective, forward: Callable[[Arrays], Any], examples: Examples) -> Scores:
+    """Score what a forward pass makes of these examples."""
+    batches = (examples.take(span) for span in chunks(examples))
+    return pool(objective, (objective.measure(forward(batch.inputs), batch) for batch in batches))
 
 
-def _ready(name: str, loss: Loss, counted: Callable[[Arrays], float] | None) -> Objective:
-    score_name, score = next(iter(READY_MADE[name].items()))
-    return Objective(loss, score, score_name, score_name not in LOWER_IS_BETTER, counted=counted)
-
-
-OBJECTIVES = {
-    "classification": _ready("classification", cross_entropy, _counted_labels),
-    "causal-lm": _ready("causal-lm", next_token_loss, _counted_next_labels),
-    "multi-label": _ready("multi-label", binary_cross_entropy, _counted_labels),
-    "regression": _ready("regression", squared_error, None),
-}
-CLASSIFICATION = OBJECTIVES["classification"]
-
-
-def make_objective(
-    loss: Loss | None = None,
-    metric: Score | None = None,
-    *,
-    maximize: bool | None = None,
-    metrics: Metrics | None = None,
-    objective: str = "classification",
-) -> Objective:
-    """Make an objective of what a user gives.
-
-    Args:
-        loss: The mean loss of a batch; None: that of the ready-made objective.
-        metric: The score: a name that the objective knows, a function or an object, which gives the score its name (a
-            lambda's is "score"), or a mapping from a name to one; None: that of the ready-made objective.
-        maximize: Whether a higher score is better; None: yes, but for names of which the opposite is known.
-        metrics: Further metrics by name, or names that the objective knows.
-        objective: classification, causal-lm, multi-label or regression; or custom, where the loss is given.
-
-    Raises:
-        SettingError: What was given is no metric, or can't be minimized or maximized.
-
-    >>> make_objective(metric={"mse": lambda outputs, targets: (outputs - targets) ** 2}, maximize=False).score_name
-    'mse'
-    >>> make_objective(objective="regression", metrics=["mae"]).maximize
-    False
-    """
-    kind = "classification" if objective == "custom" else objective
-    if kind not in OBJECTIVES:
-        raise SettingError.unknown("objective", objective, OBJECTIVES)
-    ready = OBJECTIVES[kind]
-    name, score = (ready.score_name, ready.score) if metric is None else _named(metric, kind)
-    known = metric is None or isinstance(metric, str) or name == ACCURACY
-    higher = name not in LOWER_IS_BETTER if known else maximize is not False
-    if maximize is not None and maximize != higher:
-        raise SettingError(f"maximize must be {str(higher).lower()} for {name} (got {str(maximize).lower()})")
-    others = _further(metrics or {}, kind)
-    if name in others:
-        raise SettingError(f"metrics must not repeat the score ('{name}')")
-    return Objective(
-        ready.loss if loss is None else loss,
-        score,
-        name,
-        higher,
-        others,
-        ready.counted if loss is None or loss is functional.cross_entropy else None,
-    )
-
-
-def _named(metric: Any, kind: str) -> tuple[str, Metric]:
-    if isinstance(metric, Mapping):
-        if len(metric) != 1:
-            raise SettingError(
-                f"metric must have exactly one entry (got {len(metric)}); others go to metrics="
-            )
-        ((name, given),) = metric.items()
-        return _checked_name(name), _find(given, kind)
-    if isinstance(metric, str):
-        return metric, _find(metric, kind)
-    name = getattr(metric, "__name__", "score")
-    return "score" if name == "<lambda>" else name, make_metric(metric)
-
-
-def _further(metrics: Mapping[str, Any] | Iterable[str], kind: str) -> dict[str, Metric]:
-    named = metrics if isinstance(metrics, Mapping) else {name: name for name in _listed(metrics)}
-    return {_checked_name(name): _find(given, kind) for name, given in named.items()}
-
-
-def _listed(metrics: Any) -> Iterable[str]:
-    names = (
-        [metrics] if isinstance(metrics, str) else list(metrics if isinstance(metrics, Iterable) else [None])
-    )
-    if not all(isinstance(name, str) for name in names):
-        raise SettingError("metrics must be a mapping from names to metrics, or a list of names")
-    return names
-
-
-def _find(given: Any, kind: str) -> Metric:
-    if not isinstance(given, str):
-        return make_metric(given)
-    if given not in READY_MADE[kind]:
-        raise SettingError.unknown("metric", given, READY_MADE[kind])
-    return READY_MADE[kind][given]
-
-
-def _checked_name(name: Any) -> str:
-    if not isinstance(name, str) or not name.strip():
-        raise SettingError(f"metric must have a name that is not empty (got {name!r})")
-    return name
+CLASSIFICATION = Objective(counted=count_labels)

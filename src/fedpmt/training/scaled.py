@@ -10,7 +10,6 @@ import numpy as np
 from fedpmt.parts.part import Indices, local_shape
 from fedpmt.training.local import LocalWork
 from fedpmt.training.optimizers import clip
-from fedpmt.training.outputs import logits_of, with_logits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,6 +105,8 @@ class ScaledWork(LocalWork[None]):
         return run
 
     def loss(self, run: Run[None], batch: Examples) -> Tensor:
+        from fedpmt.training.objective import logits_of, with_logits
+
         outputs = run.forward(run.tensors, batch.inputs)
         if ABSENT in run.memo:
             # Zero, not minus infinity: an absent class keeps a share of the softmax, but gets no gradient.
