@@ -16,10 +16,12 @@ _DECLARED: list[Any] = []  # a library that is collected takes its operators wit
 
 def _declare_operators() -> None:
     """Declare torchvision's compiled operators: their own file needs CUDA's libraries, which may not be there."""
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            library.define(  # type: ignore[no-untyped-call]
+                f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            )
     _DECLARED.append(library)
 
 

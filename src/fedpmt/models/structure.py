@@ -70,11 +70,15 @@ class Axes:
 
 @dataclass(frozen=True)
 class Structure:
-    """The layers L of a model with the shapes of its tensors."""
+    """The layers L of a model with the shapes of its tensors.
+
+    Devices hold `fixed` from the start; everything else travels.
+    """
 
     layers: tuple[Layer, ...]
     shapes: Mapping[str, tuple[int, ...]]
     axes: Axes | None = None
+    fixed: tuple[str, ...] = ()  # neither trained nor averaged: what the owner froze, and counters
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedpmt.models.trees import tensors_in
 from fedpmt.seeds import Seeds
-from fedpmt.simulation.bookkeeping import finite
 from fedpmt.training.batches import CHUNK, chunks
 from fedpmt.training.loop import evaluate_model
-from fedpmt.training.objective import count_outputs, judge, pool
+from fedpmt.training.objective import judge, pool
 from fedpmt.types import DivergedError
 
 if TYPE_CHECKING:
@@ -78,13 +78,14 @@ def evaluate(federation: Federation, progress: Progress) -> dict[str, Any]:
             for device in members
         )
         found = evaluate_personal(federation.executor, federation.method.local, predictor, owners)
-    numbers = finite({"score": found.score, "loss": found.loss})
+    told = {"score": found.score, "loss": found.loss}
+    finite = {name: value for name, value in told.items() if value is not None and np.isfinite(value)}
     return {
-        "score": numbers.get("score"),
+        "score": finite.get("score"),
         "score_name": objective.score_name,
         "maximize": objective.maximize,
-        "loss": numbers.get("loss"),
-        "scores": finite(found.metrics),
+        "loss": finite.get("loss"),
+        "scores": {name: value for name, value in found.metrics.items() if np.isfinite(value)},
         "score_by_class": found.by_class,
         "score_by_level": by_level(federation, found.by_class),
         "evaluates": predictor.kind,
@@ -159,7 +160,8 @@ def chunk_size(executor: Executor, predictor: Predictor, test: Examples) -> int:
     def outputs_of_one(site: Site, span: slice) -> int:
         with torch.inference_mode():
             model = site.models[predictor.model]
-            return count_outputs(evaluate_model(model, predictor.tensors, test.take(span).inputs))
+            outputs = evaluate_model(model, predictor.tensors, test.take(span).inputs)
+            return sum(tensor.numel() for tensor in tensors_in(outputs))
 
     [count] = executor.map(outputs_of_one, [slice(0, 1)])
     return max(1, min(CHUNK, CHUNK_OUTPUTS // max(1, count)))

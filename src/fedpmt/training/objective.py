@@ -8,7 +8,6 @@ score. So no outputs need to be held, and the bits don't depend on the number of
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedpmt.models.trees import map_tensors, tensors_in
 from fedpmt.records import ACCURACY
 from fedpmt.training.batches import chunks
 from fedpmt.types import IGNORED, Arrays, Examples, SettingError
@@ -27,6 +27,9 @@ LABELS = "labels"
 
 Loss: TypeAlias = Callable[[Any, Arrays], Tensor]
 """Maps what the model gave and the targets of a batch to the mean loss."""
+
+Rows: TypeAlias = Callable[[Any, Arrays], tuple[Tensor, Tensor]]
+"""Maps them to outputs and labels of single items: samples, tokens or pixels."""
 
 
 def logits_of(outputs: Any) -> Tensor:
@@ -44,45 +47,16 @@ def logits_of(outputs: Any) -> Tensor:
     if isinstance(outputs, Tensor):
         return outputs
     named = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    for found in (named, *_entries(outputs)):
-        if isinstance(found, Tensor):
-            return found
-    raise SettingError(f"the model's outputs must hold a tensor of logits (got {type(outputs).__name__})")
+    found = named if isinstance(named, Tensor) else next(tensors_in(outputs), None)
+    if found is None:
+        raise SettingError(f"the model's outputs must hold a tensor of logits (got {type(outputs).__name__})")
+    return found
 
 
 def with_logits(outputs: Any, logits: Tensor) -> Any:
     """The same outputs with other logits in their place."""
     own = logits_of(outputs)
-    if own is outputs:
-        return logits
-    if dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
-        fields = [field.name for field in dataclasses.fields(outputs)]
-        return dataclasses.replace(
-            outputs, **{name: logits for name in fields if getattr(outputs, name) is own}
-        )
-    if isinstance(outputs, Mapping):
-        return {name: logits if entry is own else entry for name, entry in outputs.items()}
-    changed = [logits if entry is own else entry for entry in _entries(outputs)]
-    if not isinstance(outputs, tuple | list):
-        raise SettingError(f"logits can't be replaced in outputs of type {type(outputs).__name__}")
-    return type(outputs)(*changed) if hasattr(outputs, "_fields") else type(outputs)(changed)
-
-
-def count_outputs(outputs: Any) -> int:
-    """How many numbers a model gave."""
-    if isinstance(outputs, Tensor):
-        return outputs.numel()
-    return sum(count_outputs(entry) for entry in _entries(outputs))
-
-
-def _entries(outputs: Any) -> Iterable[Any]:
-    if isinstance(outputs, Mapping):
-        return outputs.values()
-    if isinstance(outputs, tuple | list):
-        return outputs
-    if dataclasses.is_dataclass(outputs):
-        return [getattr(outputs, field.name) for field in dataclasses.fields(outputs)]
-    return ()
+    return map_tensors(outputs, lambda tensor: logits if tensor is own else tensor)
 
 
 def labels_of(targets: Arrays) -> Any:
@@ -145,11 +119,6 @@ def correct(outputs: Any, targets: Arrays) -> tuple[Tensor, Tensor]:
     return (logits.argmax(dim=-1) == labels).to(torch.float32), labels != IGNORED
 
 
-def count_labels(targets: Arrays) -> float:
-    """How many labels count."""
-    return float((labels_of(targets) != IGNORED).sum())
-
-
 class Meter(Protocol):
     """Takes what was measured of each chunk, in order."""
 
@@ -169,11 +138,13 @@ class Metric:
     start: Callable[[], Meter]  # a new meter
 
 
+@dataclass
 class Mean:
     """The mean of all values, or a weighted one of pairs (values, weights); NaN where no weight counts."""
 
-    def __init__(self, finish: Callable[[float], float] = float) -> None:
-        self._finish, self._total, self._weight = finish, 0.0, 0.0
+    finish: Callable[[float], float] = float  # makes the score of the mean
+    total: float = 0.0
+    weight: float = 0.0
 
     def update(self, measured: Tensor | tuple[Tensor, Tensor]) -> None:
         """Add a chunk."""
@@ -187,8 +158,8 @@ class Mean:
                 "a metric must give a value for each sample, or (values, weights), not their mean"
             )
         if weights is None:
-            self._total += float(values.sum(dtype=torch.float64))
-            self._weight += values.numel()
+            self.total += float(values.cpu().double().sum())
+            self.weight += values.numel()
             return
         if weights.shape != values.shape:
             raise SettingError(
@@ -196,12 +167,13 @@ class Mean:
                 f"(got {tuple(values.shape)} and {tuple(weights.shape)})"
             )
         # Times zero would keep what is not finite, e.g. the loss of padding.
-        self._total += float((values.double() * weights).where(weights != 0, 0).sum())
-        self._weight += float(weights.sum(dtype=torch.float64))
+        values, weights = values.cpu().double(), weights.cpu().double()
+        self.total += float((values * weights).where(weights != 0, 0).sum())
+        self.weight += float(weights.sum())
 
     def compute(self) -> float:
         """Tell the score."""
-        return float(self._finish(self._total / self._weight if self._weight else np.nan))
+        return float(self.finish(self.total / self.weight if self.weight else np.nan))
 
 
 ACCURATE = Metric(correct, Mean)
@@ -225,7 +197,7 @@ class Objective:
     score_name: str = ACCURACY
     maximize: bool = True  # whether a higher score is better
     metrics: Mapping[str, Metric] = field(default_factory=dict)  # reported with the score
-    counted: Callable[[Arrays], float] | None = None  # what a mean loss is over; None: samples
+    rows: Rows | None = None  # the items that the loss is the mean of, but for labels of -100; None: samples
 
     @cached_property
     def plain(self) -> bool:
@@ -233,8 +205,10 @@ class Objective:
         return self.loss is cross_entropy or self.loss is functional.cross_entropy
 
     def measure(self, outputs: Any, batch: Examples) -> Measured:
-        """What a tally needs to know of a chunk; computed where the model runs."""
-        counted = float(len(batch)) if self.counted is None else self.counted(batch.targets)
+        """What `pool` needs to know of a chunk; computed where the model runs."""
+        counted = float(len(batch))
+        if self.rows is not None:
+            counted = float((self.rows(outputs, batch.targets)[1] != IGNORED).sum())
         # Torch's own mean over nothing is not a number.
         loss = float(self.loss(outputs, batch.targets)) * counted if counted else 0.0
         metrics = (self.score, *self.metrics.values())
@@ -271,4 +245,4 @@ def judge(objective: Objective, forward: Callable[[Arrays], Any], examples: Exam
     return pool(objective, (objective.measure(forward(batch.inputs), batch) for batch in batches))
 
 
-CLASSIFICATION = Objective(counted=count_labels)
+CLASSIFICATION = Objective(rows=class_rows)

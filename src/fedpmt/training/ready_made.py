@@ -20,9 +20,9 @@ from fedpmt.training.objective import (
     Mean,
     Metric,
     Objective,
+    Rows,
     class_rows,
     correct,
-    count_labels,
     cross_entropy,
     labels_of,
     logits_of,
@@ -64,11 +64,6 @@ def aligned(outputs: Any, targets: Arrays) -> tuple[Tensor, Tensor]:
 def next_token_loss(outputs: Any, targets: Arrays) -> Tensor:
     """The mean cross-entropy of each token given those before it; labels of -100 do not count."""
     return cross_entropy(*next_tokens(outputs, targets))
-
-
-def count_next_labels(targets: Arrays) -> float:
-    """How many labels count that have a token before them."""
-    return count_labels(labels_of(targets)[:, 1:])
 
 
 def next_token_correct(outputs: Any, targets: Arrays) -> tuple[Tensor, Tensor]:
@@ -147,7 +142,7 @@ def make_metric(given: Any) -> Metric:
     return Metric(given, Mean)
 
 
-def item_losses(rows: Callable[[Any, Arrays], tuple[Tensor, Tensor]], outputs: Any, targets: Arrays) -> Any:
+def item_losses(rows: Rows, outputs: Any, targets: Arrays) -> tuple[Tensor, Tensor]:
     """The cross-entropy of each item, and whether the item counts."""
     logits, labels = rows(outputs, targets)
     return functional.cross_entropy(logits, labels, reduction="none"), labels != IGNORED
@@ -233,15 +228,15 @@ READY_MADE: dict[str, dict[str, Metric]] = {
 LOWER_IS_BETTER = frozenset({"perplexity", "mse", "mae"})
 
 
-def _ready(name: str, loss: Loss, counted: Callable[[Arrays], float] | None) -> Objective:
+def _ready(name: str, loss: Loss, rows: Rows | None) -> Objective:
     score_name, score = next(iter(READY_MADE[name].items()))
-    return Objective(loss, score, score_name, score_name not in LOWER_IS_BETTER, counted=counted)
+    return Objective(loss, score, score_name, score_name not in LOWER_IS_BETTER, rows=rows)
 
 
 OBJECTIVES = {
     "classification": CLASSIFICATION,
-    "causal-lm": _ready("causal-lm", next_token_loss, count_next_labels),
-    "multi-label": _ready("multi-label", binary_cross_entropy, count_labels),
+    "causal-lm": _ready("causal-lm", next_token_loss, next_tokens),
+    "multi-label": _ready("multi-label", binary_cross_entropy, aligned),
     "regression": _ready("regression", squared_error, None),
 }
 
@@ -290,7 +285,7 @@ def make_objective(
         name,
         higher,
         others,
-        ready.counted if loss is None or loss is functional.cross_entropy else None,
+        ready.rows if loss is None else None,
     )
 
 
