@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -118,12 +119,12 @@ def test_pixels() -> None:
 
 def test_language() -> None:
     """Of a published model; sequences count up, so that the next token can be learnt."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    transformers: Any = importlib.import_module("transformers")
 
     torch.manual_seed(0)
     none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=WORDS, n_positions=6, n_embd=8, n_layer=2, n_head=2, **none)
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=WORDS, n_positions=6, n_embd=8, n_layer=2, n_head=2, **none)
     )
     ids = (TOKENS[:, :1] + np.arange(6)) % WORDS
     run = fedpmt.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -30,12 +31,11 @@ Pair = namedtuple("Pair", ["scores", "hidden"])
 
 def kinds_of(logits: Tensor) -> list[Any]:
     """The same logits as models give them."""
-    from transformers.modeling_outputs import SequenceClassifierOutput
-
+    published_outputs: Any = importlib.import_module("transformers.modeling_outputs")
     other = torch.zeros(3)
     return [
         logits,
-        SequenceClassifierOutput(loss=other, logits=logits),
+        published_outputs.SequenceClassifierOutput(loss=other, logits=logits),
         {"hidden": other, "logits": logits},
         Answer([1], logits),
         (logits, other),
@@ -107,10 +107,12 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 def test_the_next_token_is_predicted_as_transformers_does() -> None:
     """The loss is the one that GPT-2 gives when it gets labels itself; over chunks, perplexity is exp(its mean)."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    transformers: Any = importlib.import_module("transformers")
 
     torch.manual_seed(0)
-    net = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_positions=6, n_embd=4, n_layer=1, n_head=1)).eval()
+    net = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=11, n_positions=6, n_embd=4, n_layer=1, n_head=1)
+    ).eval()
     ids = torch.randint(11, (1100, 6))
     labels = ids.masked_fill(torch.rand(ids.shape) < 0.3, IGNORED)
     objective = make_objective(objective="causal-lm", metrics=["accuracy"])
