@@ -24,6 +24,7 @@ GROUPS = {
         "tied",
         "data",
         "data_dir",
+        "objective",
         "partition",
         "partition_seed",
         "public",
