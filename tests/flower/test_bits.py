@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from flwr.app import Error, Message
 from in_process import BITS, CARRIED, NOT_CARRIED, deploy
 
@@ -14,6 +16,7 @@ from fedpmt.flower import apps
 from fedpmt.flower.wire import array_bytes
 from fedpmt.methods.fedpmt import FedPMT
 from fedpmt.methods.heterofl import HeteroFL
+from fedpmt.models.layered import layered
 from fedpmt.training.server import Momentum, Yogi, server_settings
 from fedpmt.types import SettingError
 
@@ -95,13 +98,31 @@ def test_a_server_optimizer_has_the_bits_of_the_simulator(method: Any, tmp_path:
         {"method": "fedavg", "optimizer": "adam", "lr": 0.002, "schedule": "cosine", "warmup": 1},
         {"method": "fedpmt", "optimizer": "adamw", "lr": 0.002, "weight_decay": 0.1, "clip_norm": 0.5},
         {"method": "fedpmt", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "lr": 0.02},
+        {"method": "fedpmt", "precision": "bf16", "frozen_precision": "int8", "epochs": 2},
     ],
-    ids=["adam", "adamw", "nesterov"],
+    ids=["adam", "adamw", "nesterov", "precision"],
 )
-def test_the_optimizer_of_devices_reaches_the_nodes(given: dict[str, Any], tmp_path: Path) -> None:
+def test_what_devices_train_with_reaches_the_nodes(given: dict[str, Any], tmp_path: Path) -> None:
     simulated = api.run(out=tmp_path / "simulated", **{**BITS, "rounds": 3, **given})
     deployed, _ = deploy(tmp_path / "deployed", {**BITS, "rounds": 3, **given})
     assert_same_bits(deployed, simulated)
+
+
+@pytest.mark.parametrize("method", ["fedpmt", "scaffold"])
+def test_a_model_of_sixteen_bits_has_the_bits_of_the_simulator_and_its_bytes(
+    method: str, tmp_path: Path
+) -> None:
+    def problem(settings: Settings) -> Problem:
+        found = paper_problem_of(settings)
+        return replace(found, model=layered(found.model.module.to(torch.bfloat16)))
+
+    given = {**BITS, "method": method, "rounds": 3}
+    settings = api.settings_of(given)
+    request = api.Request(settings, api.method_of(settings), lambda: problem(settings))
+    simulated = api.start(request, tmp_path / "simulated")
+    deployed, grid = deploy(tmp_path / "deployed", given, apps=apps(problem))
+    assert_same_bits(deployed, simulated)
+    assert_bytes(deployed, grid)
 
 
 def test_server_adam_has_the_same_bits_where_devices_fail(tmp_path: Path) -> None:
