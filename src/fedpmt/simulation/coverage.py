@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""What a method, as it would be assigned now, leaves undone: layers that nobody trains, a precision that never acts."""
-=======
-"""Who trains what, looked at before training: layers that nobody trains, norms that are frozen too early."""
->>>>>>> main
+"""Who trains what, looked at before training: layers that nobody trains, norms that are frozen too early, idle settings."""
 
 from __future__ import annotations
 
@@ -29,6 +25,7 @@ LOG = logging.getLogger("fedpmt")
 def warn_before_training(federation: Federation, progress: Progress) -> None:
     """Log what a user would want to know before the first round."""
     warn_of_untrained_layers(federation, progress)
+    warn_of_idle_precision(federation, progress)
     if progress.rounds == 0:
         warn_of_fresh_norms(federation, progress)
 

@@ -145,13 +145,7 @@ def evaluate_global(
         batch = test.take(span)
         with torch.inference_mode():
             outputs = evaluate_model(site.models[predictor.model], predictor.tensors, batch.inputs)
-<<<<<<< HEAD
-            loss = float(site.objective.loss(outputs, batch.targets)) * len(batch)
-            # As double: NumPy has no bfloat16, in which a user's own metric of such a model may be.
-            return site.objective.score(outputs, batch.targets).cpu().double().numpy(), loss
-=======
             return site.objective.measure(outputs, batch)
->>>>>>> main
 
     simple = getattr(test.targets, "ndim", 0) == 1
     spans = chunks(test, CHUNK if simple else chunk_size(executor, predictor, test))

@@ -22,14 +22,10 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Te
 
 
 def answers(model: LayeredModel, tensors: Tensors, examples: Examples, cut: int = 0) -> Tensor:
-<<<<<<< HEAD
-    """What a net says to all inputs, in evaluation mode; from layer `cut` on, where inputs are what comes before it.
+    """The logits of all inputs, in evaluation mode; from layer `cut` on, where inputs are what comes before it.
 
     In 32 bits, whatever the net's weights have: answers of several nets are compared and averaged.
     """
-=======
-    """The logits of all inputs, in evaluation mode; from layer `cut` on, where inputs are what comes before it."""
->>>>>>> main
     import torch
 
     from fedpmt.training.batches import chunks
@@ -40,10 +36,5 @@ def answers(model: LayeredModel, tensors: Tensors, examples: Examples, cut: int 
         batches = (examples.take(span).inputs for span in chunks(examples))
         if cut:
             model.set_training([False] * len(model.structure.layers))
-<<<<<<< HEAD
-            return torch.cat([model.suffix(cut, tensors, inputs) for inputs in batches]).float()
-        return torch.cat([evaluate_model(model, tensors, inputs) for inputs in batches]).float()
-=======
-            return torch.cat([logits_of(model.suffix(cut, tensors, inputs)) for inputs in batches])
-        return torch.cat([logits_of(evaluate_model(model, tensors, inputs)) for inputs in batches])
->>>>>>> main
+            return torch.cat([logits_of(model.suffix(cut, tensors, inputs)) for inputs in batches]).float()
+        return torch.cat([logits_of(evaluate_model(model, tensors, inputs)) for inputs in batches]).float()

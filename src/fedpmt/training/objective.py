@@ -59,6 +59,11 @@ def with_logits(outputs: Any, logits: Tensor) -> Any:
     return map_tensors(outputs, lambda tensor: logits if tensor is own else tensor)
 
 
+def in_full(outputs: Tensor) -> Tensor:
+    """Outputs of 16 bits in 32: a loss is a sum, which would overflow there, or forget what is small."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+
 def labels_of(targets: Arrays) -> Any:
     """Find the labels in targets: an array itself, the entry `labels` of a dict, or its only entry.
 
@@ -91,7 +96,7 @@ def class_rows(outputs: Any, targets: Arrays) -> tuple[Tensor, Tensor]:
         and isinstance(targets, Tensor)
         and targets.ndim == 1
     ):
-        return outputs, targets
+        return in_full(outputs), targets
     logits, labels = logits_of(outputs), labels_of(targets)
     shape = tuple(logits.shape)
     last, second = shape[:-1] == tuple(labels.shape), (shape[:1] + shape[2:]) == tuple(labels.shape)
@@ -103,7 +108,7 @@ def class_rows(outputs: Any, targets: Arrays) -> tuple[Tensor, Tensor]:
     # Both fit where sizes agree by chance: classes of tokens come last, those of pixels second.
     if second and not (last and logits.ndim == 3):
         logits = logits.movedim(1, -1)
-    return logits.flatten(0, -2), labels.flatten()
+    return in_full(logits).flatten(0, -2), labels.flatten()
 
 
 def cross_entropy(outputs: Any, targets: Arrays) -> Tensor:

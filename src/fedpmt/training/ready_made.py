@@ -24,6 +24,7 @@ from fedpmt.training.objective import (
     class_rows,
     correct,
     cross_entropy,
+    in_full,
     labels_of,
     logits_of,
 )
@@ -45,7 +46,7 @@ def next_tokens(outputs: Any, targets: Arrays) -> tuple[Tensor, Tensor]:
             f"causal-lm needs logits (samples, tokens, vocabulary) and labels (samples, tokens) "
             f"(got shapes {tuple(logits.shape)} and {tuple(labels.shape)})"
         )
-    return logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    return in_full(logits[:, :-1]).flatten(0, 1), labels[:, 1:].flatten()
 
 
 def aligned(outputs: Any, targets: Arrays) -> tuple[Tensor, Tensor]:
@@ -58,7 +59,7 @@ def aligned(outputs: Any, targets: Arrays) -> tuple[Tensor, Tensor]:
                 f"(got {tuple(found.shape)} and {tuple(wanted.shape)})"
             )
         wanted = wanted.reshape(found.shape)
-    return found, wanted
+    return in_full(found), wanted
 
 
 def next_token_loss(outputs: Any, targets: Arrays) -> Tensor:
