@@ -1,4 +1,4 @@
-"""Who trains what, looked at before training: layers that nobody trains, norms that are frozen too early, idle settings."""
+"""Who trains what, looked at before training: layers that nobody trains, norms frozen too early, idle settings."""
 
 from __future__ import annotations
 
