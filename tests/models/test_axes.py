@@ -58,7 +58,6 @@ def test_added_tensors_share_their_channels() -> None:
     # A 1x1 shortcut has the input channels of conv1 and the output channels of conv2.
     assert axes.tensors["blocks.1.shortcut.weight"][:2] == (Axis("blocks.1.conv2"), Axis("stem"))
     assert axes.tensors["blocks.1.conv1.weight"][1] == Axis("stem")
-    assert axes.groups["input"].kind == "input"
     assert axes.groups["fc"].kind == "output"
 
 

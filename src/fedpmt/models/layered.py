@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedpmt.models.axes import sequential_axes, traced_axes
+from fedpmt.models.axes import chain_axes, declared_axes, fit_attributes, traced_axes
+from fedpmt.models.axes.declared import Declared
 from fedpmt.models.structure import Axes, Layer, Structure
 from fedpmt.types import Arrays, SettingError, Tensors
 
@@ -37,7 +39,7 @@ class LayeredModel:
         self,
         module: nn.Module,
         stages: Sequence[tuple[str, Sequence[str]]],
-        axes: Axes | None,
+        axes: Axes | Callable[[], Axes] | None,
         composable: bool,
     ) -> None:
         self.module = module
@@ -65,14 +67,16 @@ class LayeredModel:
 
     def clone(self) -> LayeredModel:
         """The same model for another thread."""
-        return LayeredModel(copy.deepcopy(self.module), self._stages, self.structure.axes, self.composable)
+        # What was found out about the channels is shared, or found once for all.
+        axes = partial(getattr, self.structure, "axes")
+        return LayeredModel(copy.deepcopy(self.module), self._stages, axes, self.composable)
 
     def to(self, device: torch.device) -> LayeredModel:
         """The same model on a device; itself where it is there already."""
         if all(tensor.device.type == device.type for tensor in self.module.state_dict().values()):
             return self
         moved = copy.deepcopy(self.module).to(device)
-        return LayeredModel(moved, self._stages, self.structure.axes, self.composable)
+        return LayeredModel(moved, self._stages, partial(getattr, self.structure, "axes"), self.composable)
 
     def initial(self) -> dict[str, Tensor]:
         """A copy of the module's own weights."""
@@ -95,7 +99,8 @@ class LayeredModel:
 
     def forward(self, tensors: Tensors, inputs: Arrays) -> Tensor:
         """Run the whole model on these tensors."""
-        return _call(self.module, dict(tensors), inputs, tied=self._tied)
+        with fit_attributes(self.module, self.structure, tensors):
+            return _call(self.module, dict(tensors), inputs, tied=self._tied)
 
     def run(self, first: int, last: int, tensors: Tensors, inputs: Arrays) -> Tensor:
         """Run layers `first` to `last - 1` (counted from 0) of a model that is a chain of its layers."""
@@ -147,7 +152,7 @@ def layered(
     *,
     layers: Sequence[str] | None = None,
     example: Arrays | None = None,
-    axes: Axes | None = None,
+    axes: Axes | Declared | None = None,
 ) -> LayeredModel:
     """Find the layers of a module.
 
@@ -155,13 +160,17 @@ def layered(
     of the forward pass (a residual block is one layer), or they are found by running `example`, one
     batch of inputs. What cannot be found is refused with the reason. Only a plain `nn.Sequential` is known to
     be a chain of its layers, so only there can a frozen prefix be cached. `axes` says which channels go together, for
-    cutting by width; they are read off a chain, and off another module where its forward pass can be traced.
+    cutting by width: for each tensor, a group's name for each of its axes. They are read off a chain, and found for
+    another module by following `example` through it.
 
     >>> net = nn.Sequential(OrderedDict(flat=nn.Flatten(), a=nn.Linear(4, 3), act=nn.ReLU(), b=nn.Linear(3, 2)))
     >>> [layer.name for layer in layered(net).structure.layers]
     ['a', 'b']
     """
     check_shapes(module)
+    found: Axes | Callable[[], Axes] | None = None
+    if isinstance(axes, Mapping):
+        axes = declared_axes(module, axes, example)
     if layers is not None:
         stages, composable = _declared(module, layers), False
     elif _is_plain_sequential(module):
@@ -169,7 +178,7 @@ def layered(
             _grouped([(path, module.get_submodule(path)) for path in _leaves(module, "")]),
             True,
         )
-        axes = axes or sequential_axes(module, [path for _, paths in stages for path in paths])
+        found = chain_axes(module, [path for _, paths in stages for path in paths])
     elif example is not None:
         stages, composable = _found(module, example), False
     else:
@@ -180,7 +189,9 @@ def layered(
     if not stages:
         raise SettingError(f"model: {type(module).__name__} has no layer with weights")
     _check_cover(module, stages)
-    return LayeredModel(module, stages, axes or traced_axes(module), composable)
+    if found is None and example is not None:
+        found = partial(traced_axes, module, example)
+    return LayeredModel(module, stages, axes or found, composable)
 
 
 def check_shapes(module: nn.Module) -> None:

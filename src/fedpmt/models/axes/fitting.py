@@ -1,0 +1,291 @@
+"""Runs a module with fewer channels: what it must know for that, and whether it then computes what it should.
+
+Many modules keep numbers that must fit their tensors: the heads of attention, the groups of a convolution. Which of
+them do is found by trying: a cut module must return what the whole one returns with the other channels zeroed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedpmt.models.axes.factors import Dim, Factor, leaves
+from fedpmt.models.axes.following import call, describe, results, watch
+from fedpmt.models.structure import Axes, Fit
+
+if TYPE_CHECKING:
+    from fedpmt.models.axes.following import Trace
+    from fedpmt.models.structure import Structure
+    from fedpmt.types import Arrays, Tensors
+
+
+Named: TypeAlias = tuple[type[nn.Module], str]
+"""An attribute of a type of module."""
+
+
+@contextmanager
+def fit_attributes(module: nn.Module, structure: Structure, tensors: Tensors) -> Iterator[None]:
+    """Let a module's own numbers fit these tensors, as long as it runs on them.
+
+    Args:
+        module: The module that is to be run. No other thread may use it meanwhile.
+        structure: Its structure.
+        tensors: What it is to be run with: all of its tensors, or those of a narrower part.
+    """
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if name in structure.shapes}
+    if all(shape == structure.shapes[name] for name, shape in shapes.items()) or structure.axes is None:
+        yield
+    else:
+        with fitted(module, structure.axes, shapes):
+            yield
+
+
+@contextmanager
+def fitted(module: nn.Module, axes: Axes, shapes: Mapping[str, Sequence[int]]) -> Iterator[None]:
+    """Let a module's own numbers fit tensors of these shapes."""
+    counts, before = axes.counts(shapes), list[tuple[nn.Module, str, Any]]()
+    try:
+        for fit in axes.fits:
+            if counts.get(fit.group, axes.groups[fit.group].size) != axes.groups[fit.group].size:
+                owner = module.get_submodule(fit.module)
+                value = getattr(owner, fit.attribute)
+                before.append((owner, fit.attribute, value))
+                setattr(owner, fit.attribute, _fit_to(value, fit, counts[fit.group]))
+        yield
+    finally:
+        for owner, attribute, value in reversed(before):
+            setattr(owner, attribute, value)
+
+
+def _fit_to(value: Any, fit: Fit, count: int) -> Any:
+    if fit.place is None:
+        return count * fit.times
+    return (*value[: fit.place], count * fit.times, *value[fit.place + 1 :])
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where a run with fewer channels failed, or returned something else than it should."""
+
+    path: tuple[str, ...]  # the modules that were running, outermost first
+    progress: int  # operations until then
+
+
+class _Wrong(Exception):  # noqa: N818
+    """A module returned something else than it should."""
+
+
+class _Count(TorchDispatchMode):
+    """Counts operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A module to be run with fewer channels."""
+
+    module: nn.Module
+    inputs: Arrays
+    axes: Axes
+    tensors: Tensors  # those of the narrow module
+    groups: Callable[[str], Sequence[str]]  # the groups with fewer channels that a module works on
+    accepts: Callable[[int, list[Tensor]], bool] = lambda _place, _outputs: True
+    """Whether the module that ends as the n-th one returned what it should."""
+
+    def run(self, fits: Sequence[Fit]) -> Stop | None:
+        """Where the narrow module fails with these numbers fitted; None if nowhere."""
+        stack, count, ended = list[str](), _Count(), 0
+
+        def leave(_path: str, _module: nn.Module, outputs: Any) -> None:
+            nonlocal ended
+            if not self.accepts(ended, results(outputs)):
+                raise _Wrong
+            stack.pop()
+            ended += 1
+
+        axes = replace(self.axes, fits=tuple(fits))
+        shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
+        try:
+            with (
+                fitted(self.module, axes, shapes),
+                watch(self.module, lambda path, _: stack.append(path), leave),
+                count,
+            ):
+                call_with(self.module, self.tensors, self.inputs)
+        except Exception:
+            # A user's module that runs on tensors of sizes it was not made for may fail in any way.
+            return Stop(tuple(stack), count.count)
+        return None
+
+    def candidates(self, path: str) -> Iterator[Fit]:
+        """Numbers of a module that are multiples of how many channels it works on."""
+        module = self.module.get_submodule(path)
+        for group in self.groups(path):
+            size = self.axes.groups[group].size
+            for attribute, value in vars(module).items():
+                for place, number in enumerate(value) if isinstance(value, tuple) else [(None, value)]:
+                    if type(number) is int and number > 0 and number % size == 0:
+                        yield Fit(path, attribute, group, number // size, place)
+
+
+class Halved:
+    """A module that was followed, with half of the channels of the groups in `cut`.
+
+    Each of its modules must return what it returns with the other channels zeroed. Where that is not so, because
+    channels are normalised together, only the shapes are compared: then it is not `exact`.
+    """
+
+    def __init__(self, module: nn.Module, trace: Trace, cut: Mapping[Factor, str], *, exact: bool) -> None:
+        self.trace, self.cut, self.exact = trace, cut, exact
+        random = torch.Generator().manual_seed(0)
+        self.kept = {
+            leaf: torch.randperm(leaf.size, generator=random)[: (leaf.size + 1) // 2].sort().values
+            for leaf in cut
+        }
+        state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        self.tensors = {name: self.narrow(state[name], dims) for name, dims in trace.tensors.items()}
+        self.zeroed = {name: self.zero(state[name], dims) for name, dims in trace.tensors.items()}
+        self.expected: list[list[Tensor]] = []
+
+    def trial(self, module: nn.Module, inputs: Arrays, axes: Axes) -> Trial:
+        """Run the module with zeroed channels, and get ready to run it without them."""
+        with watch(module, lambda *_: None, self.expect):
+            call_with(module, self.zeroed, inputs)
+        return Trial(module, inputs, axes, self.tensors, self.groups, self.accepts)
+
+    def expect(self, _path: str, _module: nn.Module, outputs: Any) -> None:
+        """Keep what a module returns, before others change it in place."""
+        self.expected.append([tensor.detach().clone() for tensor in results(outputs)])
+
+    def narrow(self, tensor: Tensor, dims: Sequence[Dim]) -> Tensor:
+        """The kept channels of a tensor."""
+        flat = [leaf for dim in dims for leaf in leaves(dim)]
+        found = tensor.detach().reshape([leaf.size for leaf in flat])
+        for place, leaf in enumerate(flat):
+            if leaf in self.cut:
+                found = found.index_select(place, self.kept[leaf].to(tensor.device))
+        return found.reshape(self.shape(dims))
+
+    def zero(self, tensor: Tensor, dims: Sequence[Dim]) -> Tensor:
+        """A tensor with zeros for the other channels."""
+        flat = [leaf for dim in dims for leaf in leaves(dim)]
+        found = tensor.detach().clone().reshape([leaf.size for leaf in flat])
+        for place, leaf in enumerate(flat):
+            if leaf in self.cut:
+                gone = torch.ones(leaf.size, dtype=torch.bool)
+                gone[self.kept[leaf]] = False
+                found.index_fill_(place, gone.nonzero().flatten().to(tensor.device), 0)
+        return found.reshape(tensor.shape)
+
+    def shape(self, dims: Sequence[Dim]) -> list[int]:
+        """The shape of a tensor that has only the kept channels."""
+        return [
+            math.prod(len(self.kept[leaf]) if leaf in self.cut else leaf.size for leaf in leaves(dim))
+            for dim in dims
+        ]
+
+    def accepts(self, place: int, outputs: list[Tensor]) -> bool:
+        """Whether a module returned what it does with zeroed channels, but for these."""
+        _, dims = self.trace.exits[place]
+        expected = self.expected[place]
+        if len(outputs) != len(expected):
+            return False
+        for output, wanted, axes in zip(outputs, expected, dims, strict=True):
+            if list(output.shape) != self.shape(axes):
+                return False
+            if self.exact and output.is_floating_point() and not _are_close(output, self.narrow(wanted, axes)):
+                return False
+        return True
+
+    def groups(self, path: str) -> list[str]:
+        """The groups to be cut that a module works on by itself, apart from its submodules."""
+        dims = self.trace.touched.get(path, [])
+        return list(dict.fromkeys(self.cut[leaf] for dim in dims for leaf in leaves(dim) if leaf in self.cut))
+
+
+def call_with(module: nn.Module, tensors: Tensors, inputs: Arrays) -> None:
+    """Run a module on these tensors, in the way in which it was followed."""
+    functional_call(_Caller(module), {f"module.{name}": tensor for name, tensor in tensors.items()}, (inputs,))
+
+
+class _Caller(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs: Arrays) -> Any:
+        return call(self.module, inputs)
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    near = 1e-3 if one.dtype in (torch.float32, torch.float64) else 5e-2
+    scale = float(other.detach().abs().nan_to_num(posinf=0).max()) if other.numel() else 0.0
+    return torch.allclose(one, other, rtol=near, atol=near * scale + 1e-6, equal_nan=True)
+
+
+def settle(trial: Trial, fits: Sequence[Fit]) -> tuple[tuple[Fit, ...], Stop | None]:
+    """Find the numbers that must be fitted, one after another; a stop where none of those left helps."""
+    found, learned = list(fits), set[Named]()
+    stop = trial.run(found)
+    while stop is not None:
+        # What has helped in some modules may be all that the others of their types need.
+        likely = [*found, *_alike(trial, found, learned)]
+        if len(likely) > len(found) + 1 and trial.run(likely) is None:
+            return tuple(likely), None
+        best: tuple[Fit, Named, Stop | None] | None = None
+        reached = stop.progress
+        for fit, named in _options(trial, reversed(stop.path), found, learned):
+            further = trial.run([*found, fit])
+            if further is None or further.progress > reached:
+                best = fit, named, further
+                if further is None or named in learned:
+                    break
+                reached = further.progress
+        if best is None:
+            return tuple(found), stop
+        found.append(best[0])
+        learned.add(best[1])
+        stop = best[2]
+    return tuple(found), None
+
+
+def _alike(trial: Trial, found: Sequence[Fit], learned: set[Named]) -> list[Fit]:
+    paths = (path for path, _ in trial.module.named_modules())
+    return [fit for fit, named in _options(trial, paths, found, learned) if named in learned]
+
+
+def _options(
+    trial: Trial, paths: Iterable[str], found: Sequence[Fit], learned: set[Named]
+) -> list[tuple[Fit, Named]]:
+    """What to try in these modules: numbers that have helped in others of the same type first."""
+    tried = {(fit.module, fit.attribute, fit.place) for fit in found}
+    options = [
+        (fit, (type(trial.module.get_submodule(path)), fit.attribute))
+        for path in paths
+        for fit in trial.candidates(path)
+        if (fit.module, fit.attribute, fit.place) not in tried
+    ]
+    return sorted(options, key=lambda option: option[1] not in learned)
+
+
+def blame(trial: Trial, stop: Stop) -> tuple[list[str], str]:
+    """The groups of which a module needs all channels, and which module that is."""
+    for path in reversed(stop.path):
+        if groups := trial.groups(path):
+            return groups, f"{describe(path, trial.module.get_submodule(path))} can't run with fewer channels"
+    return list(trial.axes.groups), "the forward pass can't run with fewer channels"
