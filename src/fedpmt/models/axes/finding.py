@@ -148,9 +148,11 @@ def _kind(group: str, tensors: Mapping[str, tuple[Axis, ...]], met: Trace) -> Ki
 
 
 def _reason(met: Trace) -> str:
-    """What stops the first weight, else the first tensor, from being cut."""
-    weights = [dim for dims in met.tensors.values() if len(dims) > 1 for dim in dims]
-    for leaf in (leaf for dim in (*weights, *_dims(met)) for leaf in leaves(dim)):
+    """What stops outputs of the first weights, else any tensor, from being cut."""
+    leaving = [
+        dims[1 if name in met.transposed else 0] for name, dims in met.tensors.items() if len(dims) > 1
+    ]
+    for leaf in (leaf for dim in (*leaving, *_dims(met)) for leaf in leaves(dim)):
         if leaf.reason not in (None, INPUTS, OUTPUTS):
             return str(leaf.reason)
-    return ""
+    return "all of its channels are inputs or outputs"

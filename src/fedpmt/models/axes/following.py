@@ -55,43 +55,79 @@ class _Following(TorchDispatchMode):
         return result
 
 
-def trace(module: nn.Module, inputs: Arrays) -> Trace:
-    """Run a module on a batch of inputs and follow all of its tensors."""
-    follower, stack = Follower(), [""]
-    names = {id(tensor): name for name, tensor in _state(module)}
-    for _, tensor in _state(module):
-        follower.give(tensor, [new_dim(size) for size in tensor.shape], weights=True)
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            for dim in follower.dims(parameter):
-                fix(dim, f"parameter '{name}' is frozen")
-    for tensor in tensors_in(inputs):
-        follower.give(tensor, [new_dim(size, INPUTS) for size in tensor.shape])
-    follower.used.clear()
-    exits: list[Exit] = []
-    touched: dict[str, list[Dim]] = {}
-    follower.where = f"{describe('', module)} mixes channels"
+class _Tracer:
+    """Follows a module through passes on one batch of inputs."""
 
-    def enter(path: str, child: nn.Module) -> None:
-        stack.append(path)
-        follower.where = f"{describe(path, child)} mixes channels"
+    def __init__(self, module: nn.Module, inputs: Arrays) -> None:
+        self.module, self.inputs, self.follower = module, inputs, Follower()
+        self.stack: list[str] = []
+        self.exits: list[Exit] = []
+        self.touched: dict[str, list[Dim]] = {}
+        self.names = {id(tensor): name for name, tensor in _state(module)}
+        for _, tensor in _state(module):
+            self.follower.give(tensor, [new_dim(size) for size in tensor.shape], weights=True)
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                for dim in self.follower.known[id(parameter)].dims:
+                    fix(dim, f"parameter '{name}' is frozen")
+        for tensor in tensors_in(inputs):
+            self.follower.give(tensor, [new_dim(size, INPUTS) for size in tensor.shape])
 
-    def leave(path: str, _: nn.Module, outputs: Any) -> None:
-        stack.pop()
-        follower.where = f"{describe(stack[-1], module.get_submodule(stack[-1]))} mixes channels"
-        exits.append((path, tuple(follower.dims(tensor) for tensor in results(outputs))))
+    def enter(self, path: str, child: nn.Module) -> None:
+        self.stack.append(path)
+        self.follower.where = f"{describe(path, child)} mixes channels"
 
-    mode = _Following(follower, lambda dim: touched.setdefault(stack[-1], []).append(dim))
-    with watch(module, enter, leave), mode:
-        outputs = call(module, inputs)
-    for tensor in results(outputs, scores_only=True):
-        for dim in follower.dims(tensor):
+    def leave(self, path: str, _: nn.Module, outputs: Any) -> None:
+        self.stack.pop()
+        dims = tuple(self.follower.dims(tensor) for tensor in results(outputs))
+        self.exits.append((path, dims))
+        if self.stack:
+            self.follower.where = f"{describe(self.stack[-1], self.module.get_submodule(self.stack[-1]))} mixes channels"
+            self.touched.setdefault(self.stack[-1], []).extend(dim for each in dims for dim in each)
+
+    def touch(self, dim: Dim) -> None:
+        self.touched.setdefault(self.stack[-1] if self.stack else "", []).append(dim)
+
+    def run(self) -> None:
+        """One pass."""
+        with watch(self.module, self.enter, self.leave), _Following(self.follower, self.touch):
+            outputs = call(self.module, self.inputs)
+        for dim in (dim for tensor in results(outputs, scores_only=True) for dim in self.follower.dims(tensor)):
             fix(dim, OUTPUTS)
             for leaf in leaves(dim):
                 leaf.output = True
-    used = {names[key]: follower.known[key].dims for key in follower.used if key in names}
-    transposed = tuple(names[key] for key in names if key in follower.transposed)
-    return Trace(used, transposed, exits, touched)
+
+    def unused(self) -> list[str]:
+        """Trained parameters that no pass has used."""
+        parameters = self.module.named_parameters()
+        return [name for name, one in parameters if one.requires_grad and id(one) not in self.follower.used]
+
+    def spare(self, name: str) -> None:
+        """A parameter was not used, but may be for other inputs: nothing that may then go into it can be cut."""
+        ran = {path for path, _ in self.exits}
+        owner = name.rpartition(".")[0]
+        while owner not in ran and owner:
+            owner = owner.rpartition(".")[0]
+        for dim in self.touched.get(owner, []):
+            fix(dim, f"parameter '{name}' is not used for the example batch")
+
+
+def trace(module: nn.Module, inputs: Arrays) -> Trace:
+    """Run a module on a batch of inputs and follow all of its tensors."""
+    tracer = _Tracer(module, inputs)
+    tracer.run()
+    exits = list(tracer.exits)
+    if tracer.unused():
+        # Some heads are used in training only.
+        module.train()
+        tracer.run()
+        module.eval()
+    for name in tracer.unused():
+        tracer.spare(name)
+    known, names = tracer.follower.known, tracer.names
+    used = {names[key]: known[key].dims for key in tracer.follower.used if key in names}
+    transposed = tuple(names[key] for key in names if key in tracer.follower.transposed)
+    return Trace(used, transposed, exits, tracer.touched)
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
