@@ -136,7 +136,13 @@ def result_fields(result: ResultRecord) -> dict[str, Any]:
     """What a run ended with, its score under its own name."""
     values = {**result.model_dump(mode="json"), "score": score(result)}
     title = score_title(result.score_name)
-    hidden = ("score_name", "maximize")
+    widths = result.score_by_width
+    if widths is not None:
+        shown = (
+            f"{width}: {score(result.model_copy(update={'score': one}))}" for width, one in widths.items()
+        )
+        values["score_by_width"] = ", ".join(shown)
+    hidden = ("score_name", "maximize", *(["score_by_width"] if widths is None else []))
     return {title if key == "score" else key: value for key, value in values.items() if key not in hidden}
 
 

@@ -85,9 +85,23 @@ class Nested:
         tensors = {**self.tensors, **self.statistics.get(statistics_of(len(nets)), {})}
         if level == len(nets):
             return Predictor("global", GLOBAL, tensors)
+        return Predictor(
+            "global", GLOBAL, embedded(self.cut(nets, level), nets[level - 1].sent, self.structure.shapes)
+        )
+
+    def cut(self, nets: Sequence[Part], level: int) -> dict[str, Tensor]:
+        """The tensors of the net of a level, counted from 1, with its own statistics."""
         sent, own = nets[level - 1].sent, self.statistics.get(statistics_of(level), {})
-        cut = {name: own[name] if name in own else take(tensors[name], kept) for name, kept in sent.items()}
-        return Predictor("global", GLOBAL, embedded(cut, sent, self.structure.shapes))
+        return {
+            name: own[name] if name in own else take(self.tensors[name], kept) for name, kept in sent.items()
+        }
+
+    def by_width(self, nets: Sequence[Part], shares: Sequence[float]) -> dict[str, Predictor]:
+        """The net of every level, by its share of the channels."""
+        return {
+            f"{share:g}": Predictor("global", GLOBAL, self.cut(nets, level))
+            for level, share in enumerate(shares, start=1)
+        }
 
 
 def nested(structure: Structure, shares: Mapping[str, float], method: str) -> tuple[Part, ...]:

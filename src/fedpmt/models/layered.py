@@ -6,15 +6,18 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpmt.models.axes import chain_axes, declared_axes, fit_attributes, traced_axes
-from fedpmt.models.axes.declared import Declared
 from fedpmt.models.structure import Axes, Layer, Structure
 from fedpmt.types import Arrays, SettingError, Tensors
+
+if TYPE_CHECKING:
+    from fedpmt.models.axes.declared import Declared
 
 PREFIX_BATCH = 64
 """Samples at a time when a frozen prefix is run for the cache: enough to be fast, few enough to stay in memory."""

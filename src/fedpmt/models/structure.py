@@ -161,7 +161,9 @@ class Structure:
     def require_axes(self, why: str) -> Axes:
         """The axes, or a refusal that says what stops the model from being cut by width."""
         if self.axes is None or self.axes.stopped:
-            reason = self.axes.stopped if self.axes else "there is no example batch to follow its channels with"
+            reason = (
+                self.axes.stopped if self.axes else "there is no example batch to follow its channels with"
+            )
             raise SettingError(
                 f"{why}: this model can't be cut by width: {reason}; say which channels go together (axes=...)"
             )

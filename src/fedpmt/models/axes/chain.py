@@ -14,7 +14,18 @@ if TYPE_CHECKING:
 
 # What works on each channel alone, or makes each channel a run of inputs.
 CHANNELWISE = (
-    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity, nn.Flatten),
+    *(
+        nn.ReLU,
+        nn.LeakyReLU,
+        nn.ELU,
+        nn.GELU,
+        nn.SiLU,
+        nn.Tanh,
+        nn.Sigmoid,
+        nn.Dropout,
+        nn.Identity,
+        nn.Flatten,
+    ),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
 )
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedpmt.types import Arrays
 
 Declared: TypeAlias = Mapping[str, Sequence["str | Axis | None"]]
-"""For each tensor that is cut, the group of each of its axes: a name, None for an axis that stays whole, or an `Axis`."""
+"""For each tensor that is cut, the group of each of its axes: a name, an `Axis`, or None where it stays whole."""
 
 OUTPUT = "output"
 """The name of the group of classes, which are never cut."""
@@ -118,8 +118,10 @@ def _tried(module: nn.Module, axes: Axes, example: Arrays) -> Axes:
     }
 
     def groups(path: str) -> list[str]:
-        inside = (entries for name, entries in axes.tensors.items() if name.startswith(f"{path}." if path else ""))
-        return list(dict.fromkeys(axis.group for entries in inside for axis in entries if axis.group in kept))  # type: ignore[misc]
+        inside = (
+            entries for name, entries in axes.tensors.items() if name.startswith(f"{path}." if path else "")
+        )
+        return list(dict.fromkeys(axis.group for entries in inside for axis in entries if axis.group in kept))
 
     trial = Trial(copied, first_rows(example), axes, tensors, groups)
     fits, stop = settle(trial, ())
@@ -131,7 +133,7 @@ def _tried(module: nn.Module, axes: Axes, example: Arrays) -> Axes:
 def _cut(tensor: Tensor, entries: Sequence[Axis], kept: Mapping[str, np.ndarray], axes: Axes) -> Tensor:
     found = tensor.detach()
     for place, axis in enumerate(entries):
-        if axis.group in kept:
+        if axis.group is not None and axis.group in kept:
             positions = axis.positions(kept[axis.group], axes.groups[axis.group].size)
             found = found.index_select(place, torch.from_numpy(positions).to(tensor.device))
     return found

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpmt.models.axes.factors import Dim, Factor, fix, leaves, size_of
-from fedpmt.models.axes.fitting import Halved, blame, settle
+from fedpmt.models.axes.fitting import Halved, Stop, Trial, blame, settle
 from fedpmt.models.axes.following import INPUTS, OUTPUTS, Trace, trace
 from fedpmt.models.structure import Axes, Axis, Fit, Group, Kind
 
@@ -61,6 +61,7 @@ def randomise(module: nn.Module) -> nn.Module:
 
 
 def first_rows(example: Arrays) -> Arrays:
+    """A few samples of a batch."""
     if isinstance(example, Tensor):
         return example[:ROWS]
     return {name: value[:ROWS] if value.dim() else value for name, value in example.items()}
@@ -79,7 +80,9 @@ def _name_groups(met: Trace) -> dict[Factor, str]:
     names: dict[Factor, str] = {}
     for name, dims in met.tensors.items():
         owner = name.rpartition(".")[0] or name
-        for leaf in (leaf for dim in (dims[::-1] if name in met.transposed else dims) for leaf in leaves(dim)):
+        for leaf in (
+            leaf for dim in (dims[::-1] if name in met.transposed else dims) for leaf in leaves(dim)
+        ):
             if leaf not in names and (leaf.reason is None or leaf.output):
                 names[leaf] = owner if owner not in names.values() else f"{name} ({len(names)})"
     return names
@@ -92,22 +95,30 @@ def _dims(met: Trace) -> list[Dim]:
 def _check(copied: nn.Module, inputs: Arrays, met: Trace, names: Mapping[Factor, str]) -> tuple[Fit, ...]:
     """Run the module with half of all channels; a group that some module can't have fewer of is fixed."""
     fits: tuple[Fit, ...] = ()
+
+    def attempt(cut: Mapping[Factor, str], exact: bool) -> tuple[Trial, tuple[Fit, ...], Stop | None]:
+        trial = Halved(copied, met, cut, exact=exact).trial(copied, inputs, _axes(copied, met, names))
+        return trial, *settle(trial, [fit for fit in fits if fit.group in cut.values()])
+
     for exact in (True, False):
-        while True:
-            cut = {leaf: name for leaf, name in names.items() if leaf.reason is None}
-            if exact:
-                cut = {leaf: name for leaf, name in cut.items() if not leaf.normed}
-            elif not any(leaf.normed for leaf in cut):
-                break
-            if not cut:
-                break
-            trial = Halved(copied, met, cut, exact=exact).trial(copied, inputs, _axes(copied, met, names))
-            fits, stop = settle(trial, [fit for fit in fits if fit.group in cut.values()])
+        while cut := _to_cut(names, exact):
+            trial, fits, stop = attempt(cut, exact)
             if stop is None:
                 break
             groups, reason = blame(trial, stop)
-            fix([leaf for leaf, name in cut.items() if name in groups], reason)
+            suspects = {leaf: name for leaf, name in cut.items() if name in groups}
+            # Of several groups in one module only some may be to blame: those that can't be cut alone.
+            alone = [leaf for leaf, name in suspects.items() if attempt({leaf: name}, exact)[2] is not None]
+            fix(alone or suspects, reason)
     return fits
+
+
+def _to_cut(names: Mapping[Factor, str], exact: bool) -> dict[Factor, str]:
+    """What is cut in a check: all groups, or if only those can be compared, the groups that nothing normalises."""
+    cut = {leaf: name for leaf, name in names.items() if leaf.reason is None}
+    if exact:
+        return {leaf: name for leaf, name in cut.items() if not leaf.normed}
+    return cut if any(leaf.normed for leaf in cut) else {}
 
 
 def _axes(module: nn.Module, met: Trace, names: Mapping[Factor, str]) -> Axes:

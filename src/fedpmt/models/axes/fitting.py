@@ -7,7 +7,6 @@ them do is found by trying: a cut module must return what the whole one returns 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,10 +21,15 @@ from fedpmt.models.axes.following import call, describe, results, watch
 from fedpmt.models.structure import Axes, Fit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
     from fedpmt.models.axes.following import Trace
     from fedpmt.models.structure import Structure
     from fedpmt.types import Arrays, Tensors
 
+
+RECENT = 3
+"""Modules that may have caused a failure in one that ran after them."""
 
 Named: TypeAlias = tuple[type[nn.Module], str]
 """An attribute of a type of module."""
@@ -76,6 +80,7 @@ class Stop:
     """Where a run with fewer channels failed, or returned something else than it should."""
 
     path: tuple[str, ...]  # the modules that were running, outermost first
+    ended: tuple[str, ...]  # those that had run just before
     progress: int  # operations until then
 
 
@@ -83,11 +88,11 @@ class _Wrong(Exception):  # noqa: N818
     """A module returned something else than it should."""
 
 
-class _Count(TorchDispatchMode):
+class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -109,14 +114,12 @@ class Trial:
 
     def run(self, fits: Sequence[Fit]) -> Stop | None:
         """Where the narrow module fails with these numbers fitted; None if nowhere."""
-        stack, count, ended = list[str](), _Count(), 0
+        stack, ended, count = list[str](), list[str](), _Count()
 
         def leave(_path: str, _module: nn.Module, outputs: Any) -> None:
-            nonlocal ended
-            if not self.accepts(ended, results(outputs)):
+            if not self.accepts(len(ended), results(outputs)):
                 raise _Wrong
-            stack.pop()
-            ended += 1
+            ended.append(stack.pop())
 
         axes = replace(self.axes, fits=tuple(fits))
         shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
@@ -129,7 +132,7 @@ class Trial:
                 call_with(self.module, self.tensors, self.inputs)
         except Exception:
             # A user's module that runs on tensors of sizes it was not made for may fail in any way.
-            return Stop(tuple(stack), count.count)
+            return Stop(tuple(stack), tuple(ended[-RECENT:]), count.count)
         return None
 
     def candidates(self, path: str) -> Iterator[Fit]:
@@ -208,7 +211,11 @@ class Halved:
         for output, wanted, axes in zip(outputs, expected, dims, strict=True):
             if list(output.shape) != self.shape(axes):
                 return False
-            if self.exact and output.is_floating_point() and not _are_close(output, self.narrow(wanted, axes)):
+            if (
+                self.exact
+                and output.is_floating_point()
+                and not _are_close(output, self.narrow(wanted, axes))
+            ):
                 return False
         return True
 
@@ -220,7 +227,9 @@ class Halved:
 
 def call_with(module: nn.Module, tensors: Tensors, inputs: Arrays) -> None:
     """Run a module on these tensors, in the way in which it was followed."""
-    functional_call(_Caller(module), {f"module.{name}": tensor for name, tensor in tensors.items()}, (inputs,))
+    functional_call(
+        _Caller(module), {f"module.{name}": tensor for name, tensor in tensors.items()}, (inputs,)
+    )
 
 
 class _Caller(nn.Module):
@@ -249,7 +258,7 @@ def settle(trial: Trial, fits: Sequence[Fit]) -> tuple[tuple[Fit, ...], Stop | N
             return tuple(likely), None
         best: tuple[Fit, Named, Stop | None] | None = None
         reached = stop.progress
-        for fit, named in _options(trial, reversed(stop.path), found, learned):
+        for fit, named in _options(trial, reversed(stop.ended + stop.path), found, learned):
             further = trial.run([*found, fit])
             if further is None or further.progress > reached:
                 best = fit, named, further
@@ -283,7 +292,7 @@ def _options(
     return sorted(options, key=lambda option: option[1] not in learned)
 
 
-def blame(trial: Trial, stop: Stop) -> tuple[list[str], str]:
+def blame(trial: Trial, stop: Stop) -> tuple[Sequence[str], str]:
     """The groups of which a module needs all channels, and which module that is."""
     for path in reversed(stop.path):
         if groups := trial.groups(path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpmt.models.axes.factors import Dim, fix, leaves, new_dim
-from fedpmt.models.axes.operations import Followed, Follower, follow, tensors_in
-from fedpmt.types import Arrays
+from fedpmt.models.axes.operations import Follower, follow, tensors_in
+
+if TYPE_CHECKING:
+    from fedpmt.types import Arrays
 
 INPUTS, OUTPUTS = "the inputs", "the outputs"
 """Why some axes are fixed; no module is to blame."""
@@ -33,21 +35,18 @@ class Trace:
     touched: dict[str, list[Dim]] = field(default_factory=dict)  # module -> axes that it worked on itself
 
 
-class _Following(TorchDispatchMode):
+class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, follower: Follower, touch: Callable[[Dim], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._follower, self._touch = follower, touch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
         result = func(*args, **given)
-        names = [argument.name for argument in func._schema.arguments]
-        defaults = {
-            argument.name: argument.default_value
-            for argument in func._schema.arguments
-            if argument.has_default_value()
+        arguments = {
+            argument.name: args[place] if place < len(args) else given.get(argument.name, argument.default_value)
+            for place, argument in enumerate(func._schema.arguments)
         }
-        arguments = {**defaults, **dict(zip(names, args, strict=False)), **given}
         follow(self._follower, func, arguments, result)
         for tensor in tensors_in([arguments, result]):
             for dim in self._follower.dims(tensor):
@@ -82,7 +81,9 @@ class _Tracer:
         dims = tuple(self.follower.dims(tensor) for tensor in results(outputs))
         self.exits.append((path, dims))
         if self.stack:
-            self.follower.where = f"{describe(self.stack[-1], self.module.get_submodule(self.stack[-1]))} mixes channels"
+            self.follower.where = (
+                f"{describe(self.stack[-1], self.module.get_submodule(self.stack[-1]))} mixes channels"
+            )
             self.touched.setdefault(self.stack[-1], []).extend(dim for each in dims for dim in each)
 
     def touch(self, dim: Dim) -> None:
@@ -92,7 +93,9 @@ class _Tracer:
         """One pass."""
         with watch(self.module, self.enter, self.leave), _Following(self.follower, self.touch):
             outputs = call(self.module, self.inputs)
-        for dim in (dim for tensor in results(outputs, scores_only=True) for dim in self.follower.dims(tensor)):
+        for dim in (
+            dim for tensor in results(outputs, scores_only=True) for dim in self.follower.dims(tensor)
+        ):
             fix(dim, OUTPUTS)
             for leaf in leaves(dim):
                 leaf.output = True
@@ -141,7 +144,11 @@ def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def describe(path: str, module: nn.Module) -> str:
     """A module as messages call it."""
-    return f"module '{path}' ({type(module).__name__})" if path else f"the forward pass of {type(module).__name__}"
+    return (
+        f"module '{path}' ({type(module).__name__})"
+        if path
+        else f"the forward pass of {type(module).__name__}"
+    )
 
 
 @contextmanager

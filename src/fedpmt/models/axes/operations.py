@@ -31,7 +31,9 @@ class Follower:
 
     known: dict[int, Followed] = field(default_factory=dict)
     where: str = ""  # the module that runs now
-    used: dict[int, None] = field(default_factory=dict)  # identities of tensors that went into an operation, in order
+    used: dict[int, None] = field(
+        default_factory=dict
+    )  # identities of tensors that went into an operation, in order
     transposed: set[int] = field(default_factory=set)  # weights that are stored as inputs x outputs
 
     def of(self, tensor: Tensor) -> Followed:
@@ -158,7 +160,17 @@ def _add(follower: Follower, arguments: Arguments, result: Tensor) -> None:
 
 
 @rule(
-    *("clone", "detach", "alias", "contiguous", "_to_copy", "lift_fresh", "copy", "dropout", "native_dropout"),
+    *(
+        "clone",
+        "detach",
+        "alias",
+        "contiguous",
+        "_to_copy",
+        "lift_fresh",
+        "copy",
+        "dropout",
+        "native_dropout",
+    ),
     *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "bernoulli", "fill"),
     *("masked_fill", "where", "addcmul", "addcdiv", "prelu", "_prelu_kernel", "rrelu_with_noise"),
     *("hardswish", "hardsigmoid", "hardtanh", "log_sigmoid_forward"),
@@ -180,15 +192,17 @@ def _matmul(follower: Follower, arguments: Arguments, result: Tensor) -> None:
     if b.weights:
         follower.transposed.add(id(right))
     dims = (*a.dims[:-1], b.dims[-1])
-    for one in bias:
-        for dim, own in zip(reversed(dims), reversed(follower.dims(one)), strict=False):
+    for added in bias:
+        for dim, own in zip(reversed(dims), reversed(follower.dims(added)), strict=False):
             follower.join(dim, own)
     follower.give(result, dims, weights=a.weights and b.weights)
 
 
 @rule("convolution")
 def _convolution(follower: Follower, arguments: Arguments, result: Tensor) -> None:
-    weight, bias, transposed, groups = (arguments[name] for name in ("weight", "bias", "transposed", "groups"))
+    weight, bias, transposed, groups = (
+        arguments[name] for name in ("weight", "bias", "transposed", "groups")
+    )
     x, w = follower.of(arguments["input"]), follower.of(weight)
     follower.fix(*x.dims[2:], *w.dims[2:])
     if groups > 1 and transposed:
@@ -219,7 +233,12 @@ def _embedding(follower: Follower, arguments: Arguments, result: Tensor) -> None
 # Norms and other reductions
 
 
-@rule("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training")
+@rule(
+    "native_batch_norm",
+    "cudnn_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_no_training",
+)
 def _batch_norm(follower: Follower, arguments: Arguments, result: Any) -> None:
     inputs, *others = tensors_in(arguments)
     dims = follower.dims(inputs)
@@ -259,7 +278,21 @@ def _first(follower: Follower, result: Any, dims: Sequence[Dim]) -> None:
     follower.give(tensors_in(result)[0], dims)
 
 
-@rule("mean", "sum", "amax", "amin", "max", "min", "var", "std", "logsumexp", "linalg_vector_norm", "argmax", "any", "all")
+@rule(
+    "mean",
+    "sum",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "var",
+    "std",
+    "logsumexp",
+    "linalg_vector_norm",
+    "argmax",
+    "any",
+    "all",
+)
 def _reduction(follower: Follower, arguments: Arguments, result: Any) -> None:
     inputs = arguments["self"]
     dims, over = follower.dims(inputs), _places(inputs, arguments.get("dim"))
@@ -267,7 +300,8 @@ def _reduction(follower: Follower, arguments: Arguments, result: Any) -> None:
     for output in tensors_in(result):
         kept = output.dim() == inputs.dim()
         follower.give(
-            output, [() if place in over else dim for place, dim in enumerate(dims) if kept or place not in over]
+            output,
+            [() if place in over else dim for place, dim in enumerate(dims) if kept or place not in over],
         )
 
 
@@ -347,7 +381,9 @@ def _expand(follower: Follower, arguments: Arguments, result: Tensor) -> None:
     inputs = follower.of(arguments["self"])
     dims = ((),) * (result.dim() - len(inputs.dims)) + inputs.dims
     # An axis that is repeated matches one of any size.
-    new = [dim if size_of(dim) == size else new_dim(size) for dim, size in zip(dims, result.shape, strict=True)]
+    new = [
+        dim if size_of(dim) == size else new_dim(size) for dim, size in zip(dims, result.shape, strict=True)
+    ]
     follower.give(result, new, weights=inputs.weights)
 
 
@@ -369,7 +405,8 @@ def _pieces(follower: Follower, arguments: Arguments, result: Any) -> None:
         dims = list(inputs.dims)
         for place, (before, after) in enumerate(zip(inputs.tensor.shape, output.shape, strict=True)):
             if before != after:
-                dims[place] = _tile(follower, dims[place], before, after, aligned=_is_aligned(inputs.tensor, output, place))
+                aligned = _is_aligned(inputs.tensor, output, place)
+                dims[place] = _tile(follower, dims[place], before, after, aligned=aligned)
         follower.give(output, dims, weights=inputs.weights)
 
 
