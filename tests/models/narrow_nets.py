@@ -46,7 +46,8 @@ def half(structure: Structure, seed: int = 0) -> Part:
     """A random half of all channels."""
     axes, rng = structure.require_axes("this test"), np.random.default_rng(seed)
     kept = {
-        group.name: random_channels(group.size, kept_count(group.size, 0.5), rng) for group in hidden_groups(axes)
+        group.name: random_channels(group.size, kept_count(group.size, 0.5), rng)
+        for group in hidden_groups(axes)
     }
     return narrow(structure, axes, kept, "half")
 
@@ -84,7 +85,9 @@ def check_narrow(module: nn.Module, example: Arrays, *, exact: bool = True) -> S
             assert not torch.allclose(narrow_scores, run(module, structure, full, example), atol=1e-4)
     check_step(module, structure, cut, example)
     for path, child in module.named_modules():
-        assert all(vars(child)[name] == value for name, value in attributes[path].items() if type(value) is int)
+        assert all(
+            vars(child)[name] == value for name, value in attributes[path].items() if type(value) is int
+        )
     module.load_state_dict(before)
     return structure
 

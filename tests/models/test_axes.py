@@ -186,7 +186,9 @@ def test_layernorm_normalises_over_the_channels_that_are_left() -> None:
     cut = {
         name: take(tensors_of(module, structure)[name], kept) for name, kept in half(structure).sent.items()
     }
-    small = nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    small = nn.Sequential(
+        nn.Linear(6, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)
+    )
     small.load_state_dict(dict(zip(small.state_dict(), cut.values(), strict=True)))
     torch.testing.assert_close(run(module, structure, cut, ROWS), small(ROWS))
 
@@ -223,7 +225,11 @@ def test_torchs_transformer_is_cut_within_its_mlp() -> None:
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.rnn, self.head = nn.Embedding(11, 6), nn.LSTM(6, 8, batch_first=True), nn.Linear(8, 3)
+        self.embed, self.rnn, self.head = (
+            nn.Embedding(11, 6),
+            nn.LSTM(6, 8, batch_first=True),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.rnn(self.embed(x))[0][:, -1])  # type: ignore[no-any-return]
@@ -305,7 +311,9 @@ def test_what_may_mix_channels_is_not_cut(between: Callable[[Tensor], Tensor], f
 )
 def test_the_refusal_names_the_module(module: nn.Module, inputs: Arrays, reason: str) -> None:
     structure = structure_of(module, inputs)
-    with pytest.raises(SettingError, match=rf"^heterofl: this model can't be cut by width: .*{reason}.*axes="):
+    with pytest.raises(
+        SettingError, match=rf"^heterofl: this model can't be cut by width: .*{reason}.*axes="
+    ):
         structure.require_axes("heterofl")
 
 
@@ -328,21 +336,22 @@ def test_a_chain_with_a_residual_block_has_axes_too() -> None:
     assert layered(net, example=PIXELS).structure.require_axes("this test").groups["0"].size == 4
 
 
+GATES: dict[str, Any] = {
+    "rnn.weight_ih_l0": (Axis("units", tiles=4), None),
+    "rnn.weight_hh_l0": (Axis("units", tiles=4), "units"),
+    "rnn.bias_ih_l0": (Axis("units", tiles=4),),
+    "rnn.bias_hh_l0": (Axis("units", tiles=4),),
+    "head.weight": ("output", "units"),
+    "head.bias": ("output",),
+}
+
+
 class TestDeclared:
     """Axes that a user gives."""
 
-    gates: dict[str, Any] = {
-        "rnn.weight_ih_l0": (Axis("units", tiles=4), None),
-        "rnn.weight_hh_l0": (Axis("units", tiles=4), "units"),
-        "rnn.bias_ih_l0": (Axis("units", tiles=4),),
-        "rnn.bias_hh_l0": (Axis("units", tiles=4),),
-        "head.weight": ("output", "units"),
-        "head.bias": ("output",),
-    }
-
     def test_an_lstm_is_cut_by_its_units(self) -> None:
         module = Recurrent()
-        structure = structure_of(module, TOKENS, declared_axes(module, self.gates, TOKENS))
+        structure = structure_of(module, TOKENS, declared_axes(module, GATES, TOKENS))
         axes = structure.require_axes("this test")
         assert hidden(axes) == {"units": 8}
         assert axes.groups["output"].kind == "output"
@@ -357,7 +366,7 @@ class TestDeclared:
         assert declared_axes(Flattened(), names, PIXELS).tensors["a.weight"] == (Axis(), Axis("c", 9))
 
     def test_it_is_what_a_model_is_layered_with(self) -> None:
-        model = layered(Recurrent(), example=TOKENS, axes=self.gates)
+        model = layered(Recurrent(), example=TOKENS, axes=GATES)
         assert hidden(model.structure.require_axes("this test")) == {"units": 8}
 
     @pytest.mark.parametrize(
@@ -365,7 +374,10 @@ class TestDeclared:
         [
             ({"a.wieght": ("h", None)}, "axes = 'a.wieght' is unknown; did you mean 'a.weight'"),
             ({"a.weight": ("h",)}, "axes\\['a.weight'\\] must have one entry for each of its 2 axes"),
-            ({"a.weight": ("h", None), "conv.bias": ("h",)}, "has 6 positions, which is no multiple of the 4"),
+            (
+                {"a.weight": ("h", None), "conv.bias": ("h",)},
+                "has 6 positions, which is no multiple of the 4",
+            ),
             ({"a.weight": ("h", None), "a.bias": ("h",)}, "can't run with fewer channels as declared"),
         ],
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import transformers
+
 from models.narrow_nets import check_narrow
 from published import timm_model
 

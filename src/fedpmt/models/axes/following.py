@@ -44,7 +44,9 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = dict(kwargs or {})
         result = func(*args, **given)
         arguments = {
-            argument.name: args[place] if place < len(args) else given.get(argument.name, argument.default_value)
+            argument.name: args[place]
+            if place < len(args)
+            else given.get(argument.name, argument.default_value)
             for place, argument in enumerate(func._schema.arguments)
         }
         follow(self._follower, func, arguments, result)
