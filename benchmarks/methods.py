@@ -18,7 +18,7 @@ from benchmarks.runner import measure, ways
 from benchmarks.summary import Spread, spread
 from fedpmt.api import method_of, paper_problem_of, settings_of
 from fedpmt.methods.registry import METHODS
-from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.executors import Plain
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def is_compiled(name: str) -> bool:
         {"method": name, "devices": 4, "samples": 10, "cohort": 1, "options": OPTIONS.get(name, {})}
     )
     method, problem = method_of(settings), paper_problem_of(settings)
-    with TemporaryDirectory() as folder, assembled(settings, problem, method, Path(folder)) as federation:
+    with TemporaryDirectory() as folder, assemble(settings, problem, method, Path(folder)) as federation:
         progress = federation.start()
         _, [one, *_] = federation.open(progress)
         unit = federation.unit(one.device.id, one.task, one.part, one.samples, progress.rounds)

@@ -21,15 +21,13 @@ from benchmarks.results import Measurement
 from benchmarks.runner import Way, measure, ways
 from benchmarks.settings import FEDAVG, Setting
 from fedpmt.api import paper_problem_of, settings_of
-from fedpmt.kernels.layout import laid_out, read_back, shapes_of
+from fedpmt.kernels.layout import own_buffers, read_back, shapes_of
 from fedpmt.parts.depth import suffixes
 from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import make_price
-from fedpmt.simulation.placement import PlacedData
-from fedpmt.simulation.schedule import local_settings
-from fedpmt.training.batches import CPU, placed
-from fedpmt.training.local import Job, LocalWork, Site
+from fedpmt.training.batches import CPU, PlacedData, placed
+from fedpmt.training.local import Job, LocalWork, Site, local_settings
 from fedpmt.training.loop import compiled_round, train
 from fedpmt.training.messages import Task
 from fedpmt.types import MODEL
@@ -169,7 +167,7 @@ def stage_times(setting: Setting, plan: Plan) -> StageTime | None:
             marks = [time.perf_counter()]
             shard = data.shard(device)
             marks.append(time.perf_counter())
-            packed = laid_out(shapes, weights)
+            packed = own_buffers(shapes, "weights", weights)
             marks.append(time.perf_counter())
             compiled_round(
                 LocalWork(), Job(site, task, part, None, shard, partial(Seeds(0, turn), device=device))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from fedpmt.methods.base import Method
     from fedpmt.parts.part import Part
-    from fedpmt.simulation.assignment import Assignment
+    from fedpmt.simulation.cohort import Assignment
     from fedpmt.types import Tensors
     from reproduction.library import Library
     from reproduction.paper import Scope
@@ -124,7 +124,7 @@ NOTES = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Observation:
     """What a method turned out to be."""
 
     row: Row
@@ -203,7 +203,7 @@ class Watched:
 
 def watch(name: str, options: Mapping[str, Scalar]) -> Watched:
     """Play a method."""
-    from fedpmt.simulation.assemble import assembled
+    from fedpmt.simulation.assemble import assemble
 
     settings = api.settings_of({**SMALL, "method": name, "options": dict(options)})
     api.check(settings)
@@ -211,7 +211,7 @@ def watch(name: str, options: Mapping[str, Scalar]) -> Watched:
     asked: list[list[Assignment]] = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        assembled(settings, api.paper_problem_of(settings), method, Path(folder)) as federation,
+        assemble(settings, api.paper_problem_of(settings), method, Path(folder)) as federation,
     ):
         progress, sent = federation.start(), set[str]()
         nets = {key: model.structure for key, model in federation.problem.models.items()}
@@ -258,7 +258,7 @@ def _apart(one: Assignment, weights: Tensors) -> bool:
     )
 
 
-def observe(name: str) -> Found:
+def observe(name: str) -> Observation:
     """Play a method and see."""
     plain = watch(name, AT_ONCE.get(name, {}))
     seen = watch(name, BY_BUDGET[name]) if name in BY_BUDGET else plain
@@ -282,7 +282,7 @@ def observe(name: str) -> Found:
             GROUPS.get(group, group) for group in (UPDATE, *sorted(seen.sent)) if group in seen.sent
         )
     )
-    return Found(row, up, traits.server_work or "averages", plain.keeps, plain.evaluates)
+    return Observation(row, up, traits.server_work or "averages", plain.keeps, plain.evaluates)
 
 
 def _traffic(*, up: bool, down: bool) -> str:

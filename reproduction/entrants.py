@@ -69,7 +69,7 @@ CASES = {
 }
 """Of embedded images. The even fleet is the paper's with |I| = 2: no device is slower than half of the fastest."""
 
-Found = dict[tuple[str, str], list["RunRecord"]]  # partition and entrant's name -> its seeds
+RunsByEntrant = dict[tuple[str, str], list["RunRecord"]]  # partition and entrant's name -> its seeds
 
 
 @dataclass(frozen=True)
@@ -292,9 +292,9 @@ class Contest:
             for entrant in ordered
         ]
 
-    def found(self, library: Library) -> Found:
+    def found(self, library: Library) -> RunsByEntrant:
         """The runs that are there."""
-        found: Found = {}
+        found: RunsByEntrant = {}
         for partition in self.partitions:
             for entrant in self.entrants:
                 every = [library.find(self.settings(entrant, partition, seed)) for seed in self.seeds]

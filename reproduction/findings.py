@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from fedpmt.records import RunRecord
     from fedpmt.report.tables import Milestone
-    from reproduction.entrants import Found
+    from reproduction.entrants import RunsByEntrant
 
 TARGETS = {IID: 0.5, TWO_CLASSES: 0.4}
 """Accuracies that most methods reach on a split, in a contest on CIFAR-10."""
@@ -176,7 +176,7 @@ FINDINGS = (
 )
 
 
-def findings(found: Found) -> list[dict[str, str]]:
+def findings(found: RunsByEntrant) -> list[dict[str, str]]:
     """Every finding on every split that it is about, where both sides take part."""
     judged = []
     for finding in FINDINGS:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fedpmt.records import RunRecord
     from fedpmt.report.drawing import Against
-    from reproduction.entrants import Contest, Found
+    from reproduction.entrants import Contest, RunsByEntrant
     from reproduction.scores import Score
 
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0)
@@ -112,7 +112,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def tracks_of(
-    contest: Contest, found: Found, every: Sequence[Score], partition: str, against: Against
+    contest: Contest, found: RunsByEntrant, every: Sequence[Score], partition: str, against: Against
 ) -> dict[str, Track]:
     """Curves of all forms whose accuracies are comparable; of those that ever end, not diverge."""
     names = {one.entrant.name for one in every if one.partition == partition and one.comparable}
@@ -125,7 +125,7 @@ def tracks_of(
 
 
 @themed
-def draw(contest: Contest, found: Found, every: Sequence[Score], against: Against) -> Figure:
+def draw(contest: Contest, found: RunsByEntrant, every: Sequence[Score], against: Against) -> Figure:
     """A panel for each split: curves, where they end, their names, and the frontier."""
     count = len(contest.partitions)
     figure = new_figure(6.6 * count, 5.4)
@@ -156,7 +156,7 @@ def drawn(here: Sequence[Score], leads: Sequence[Lead]) -> list[Score]:
 
 
 def _panel(
-    axes: Axes, tracks: dict[str, Track], here: Sequence[Score], found: Found, against: Against
+    axes: Axes, tracks: dict[str, Track], here: Sequence[Score], found: RunsByEntrant, against: Against
 ) -> None:
     all_tracks = {one.entrant.name: track(found[one.partition, one.entrant.name], against) for one in here}
     furthest = max(spent for points in all_tracks.values() for spent, _ in points)
@@ -234,7 +234,7 @@ def caption(contest: Contest, against: Against, seeds: str) -> str:
 
 
 def best_table(
-    contest: Contest, found: Found, every: Sequence[Score], against: Against
+    contest: Contest, found: RunsByEntrant, every: Sequence[Score], against: Against
 ) -> tuple[Table, list[dict[str, Any]]]:
     """Who is best for so much, by shares of what FedPMT spends in all its rounds."""
     unit = {"seconds": time_unit, "bytes": bytes_unit}[against]

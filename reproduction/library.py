@@ -37,7 +37,7 @@ POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Standing:
+class Status:
     """How far a batch of runs is."""
 
     runs: int
@@ -103,7 +103,7 @@ class Library:
         self._places, self._unpacked = None, {}
         return place
 
-    def play(self, wanted: Iterable[Settings], report: Callable[[Standing], None] | None = None) -> None:
+    def play(self, wanted: Iterable[Settings], report: Callable[[Status], None] | None = None) -> None:
         """Play what is missing, one run per core; what an interrupt leaves is continued by the next call."""
         waiting = self.missing(wanted)
         if not waiting:
@@ -133,7 +133,7 @@ class Library:
                         rest += sum(weights[name] * (1 - part) for name, part in parts.items())
                         share = 1 - rest / sum(weights.values())
                         seconds = time.monotonic() - begun
-                        report(Standing(len(weights), done, tuple(parts), share, seconds))
+                        report(Status(len(weights), done, tuple(parts), share, seconds))
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise

@@ -13,14 +13,14 @@ from fedpmt.cli.show import say
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from reproduction.library import Standing
+    from reproduction.library import Status
 
 LINE_SECONDS = 30.0
 """Without a terminal a line is printed this often."""
 
 
 @contextmanager
-def progress(runs: int) -> Iterator[Callable[[Standing], None]]:
+def progress(runs: int) -> Iterator[Callable[[Status], None]]:
     """Show runs as they are played: done, running, time left."""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -36,7 +36,7 @@ def progress(runs: int) -> Iterator[Callable[[Standing], None]]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=1.0, done=0, runs=runs, left="")
 
-        def report(standing: Standing) -> None:
+        def report(standing: Status) -> None:
             running = ", ".join(standing.running)
             bar.update(
                 task,
@@ -49,10 +49,10 @@ def progress(runs: int) -> Iterator[Callable[[Standing], None]]:
         yield report
 
 
-def _lines() -> Callable[[Standing], None]:
+def _lines() -> Callable[[Status], None]:
     last = -LINE_SECONDS
 
-    def report(standing: Standing) -> None:
+    def report(standing: Status) -> None:
         nonlocal last
         if standing.seconds - last < LINE_SECONDS and standing.done < standing.runs:
             return

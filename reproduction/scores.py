@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedpmt.records import RunRecord
     from fedpmt.report.quantities import Unit
     from fedpmt.report.tables import SummaryRow
-    from reproduction.entrants import Contest, Entrant, Found
+    from reproduction.entrants import Contest, Entrant, RunsByEntrant
 
 OURS = "fedpmt"
 NOT_REACHED = "not reached"
@@ -142,7 +142,7 @@ def memory(run: RunRecord, level: int | None = None) -> float:
     return float(max(held, default=0))
 
 
-def scores(contest: Contest, found: Found) -> list[Score]:
+def scores(contest: Contest, found: RunsByEntrant) -> list[Score]:
     """Of all that have runs; split by split, the most accurate first."""
     every = []
     for partition in contest.partitions:
@@ -286,7 +286,7 @@ EVEN = 0.001
 """A share of what FedPMT takes that nobody would call less: a byte that names a depth, say."""
 
 
-def losses(contest: Contest, found: Found, every: Sequence[Score]) -> list[dict[str, Any]]:
+def losses(contest: Contest, found: RunsByEntrant, every: Sequence[Score]) -> list[dict[str, Any]]:
     """Who is ahead of FedPMT by each measure on each split, on equal seeds; a method counts once, by its best form."""
     rows = []
     for partition in contest.partitions:
@@ -328,7 +328,7 @@ def losses(contest: Contest, found: Found, every: Sequence[Score]) -> list[dict[
 
 
 def _best_form(
-    measure: Measure, forms: Sequence[Score], found: Found, ours: Sequence[RunRecord]
+    measure: Measure, forms: Sequence[Score], found: RunsByEntrant, ours: Sequence[RunRecord]
 ) -> tuple[str, Entrant]:
     """How the form of a method that does best does against FedPMT; of several that are ahead, the furthest."""
     judged, more = [], measure.unit is None  # a share: more of it is better

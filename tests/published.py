@@ -1,30 +1,34 @@
-"""Models as their libraries publish them, small and from configurations: nothing is downloaded."""
+"""Models as their libraries publish them, small and from configurations: nothing is downloaded.
+
+Import this module before timm, transformers or peft.
+"""
 
 from __future__ import annotations
 
 import importlib
-from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
-
-@cache
-def _timm() -> Any:
-    """Import timm. torchvision's compiled operators need CUDA's libraries: where they are missing, declare them."""
-    if not hasattr(torch.ops.torchvision, "nms"):
-        missing = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            missing.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _KEPT.append(missing)
-    return importlib.import_module("timm")
+_DECLARED: list[Any] = []  # a library that is collected takes its operators with it
 
 
-_KEPT: list[Any] = []  # a library that is collected takes its operators with it
+def _declare_operators() -> None:
+    """Declare torchvision's compiled operators: their own file needs CUDA's libraries, which may not be there."""
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(  # type: ignore[no-untyped-call]
+                f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            )
+    _DECLARED.append(library)
+
+
+_declare_operators()
 
 
 def timm_model(name: str, **options: Any) -> nn.Module:
     """A model of timm, with random weights."""
-    model: nn.Module = _timm().create_model(name, **options)
+    model: nn.Module = importlib.import_module("timm").create_model(name, **options)
     return model

@@ -117,7 +117,14 @@ class CoverageMean:
             return
         fresh = name not in self._sums
         if fresh:
-            self._sums[name] = _room(self.weights[name])
+            like = self.weights[name]
+            # NumPy asks for huge pages, without which a large sum waits for memory as long as for sums.
+            plain = like.device.type == "cpu" and like.dtype == torch.float32
+            self._sums[name] = (
+                torch.from_numpy(np.empty(tuple(like.shape), dtype=np.float32))
+                if plain
+                else torch.empty_like(like, memory_format=torch.contiguous_format)
+            )
         tensors = [tensor for tensor, _ in waiting]
         if kernels.fold(self._sums[name], tensors, [share for _, share in waiting], fresh=fresh):
             return
@@ -128,13 +135,6 @@ class CoverageMean:
                     total.copy_(difference)
                 else:
                     total.add_(difference)
-
-
-def _room(like: Tensor) -> Tensor:
-    """An unfilled tensor. NumPy asks for huge pages, without which a large sum waits for memory as long as for sums."""
-    if like.device.type == "cpu" and like.dtype == torch.float32:
-        return torch.from_numpy(np.empty(tuple(like.shape), dtype=np.float32))
-    return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

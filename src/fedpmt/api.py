@@ -600,9 +600,9 @@ def request_of(settings: Settings) -> Request:
 
 def restamp(run: RunRecord, settings: Settings) -> RunRecord | None:
     """A finished run of a paper task under another clock; None where it would have to be trained again."""
-    from fedpmt.simulation.restamp import restamped
+    from fedpmt.simulation.restamp import restamp_run
 
-    return restamped(run, settings, _unfilled_problem(settings), method_of(settings))
+    return restamp_run(run, settings, _unfilled_problem(settings), method_of(settings))
 
 
 def predict(request: Request, out: str | Path = ".") -> dict[str, Any]:

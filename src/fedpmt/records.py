@@ -16,14 +16,16 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from fedpmt.resources import ROUNDING
 from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 CONFIG, ROUNDS, RESULT = "config.json", "rounds.jsonl", "result.json"
 CHECKPOINT, MODEL_FILE, DEVICES = "checkpoint.safetensors", "model.safetensors", "devices"
@@ -67,6 +69,16 @@ def migrate(fields: Mapping[str, Any]) -> dict[str, Any]:
     {'round': 3, 'score': 0.5}
     """
     return {RENAMED.get(key, key): value for key, value in fields.items()}
+
+
+Score = Annotated[float | None, Field(validation_alias=AliasChoices("score", "accuracy"))]
+ScoreByLevel = Annotated[
+    dict[str, float] | None, Field(validation_alias=AliasChoices("score_by_level", "accuracy_by_level"))
+]
+ScoreByClass = Annotated[
+    dict[str, float] | None, Field(validation_alias=AliasChoices("score_by_class", "accuracy_by_class"))
+]
+"""Read under the name that an older version gave it, too."""
 
 
 def reaches(score: float, target: float, *, maximize: bool) -> bool:
@@ -118,11 +130,6 @@ class Scored(Record):
         score: float | None
         score_name: str
 
-    @model_validator(mode="before")
-    @classmethod
-    def _migrate(cls, fields: Any) -> Any:
-        return migrate(fields) if isinstance(fields, Mapping) else fields
-
     @property
     def accuracy(self) -> float | None:
         """The score if it is an accuracy, else None."""
@@ -144,12 +151,12 @@ class RoundRecord(Scored):
     learning_rate: float = 0.0  # η_t
     layers: dict[str, int]  # how many devices trained each layer: Σ_k f_k[l]
     devices: tuple[DeviceRecord, ...]
-    score: float | None = None  # None where the round was not evaluated
+    score: Score = None  # None where the round was not evaluated
     score_name: str = ACCURACY
     maximize: bool = True  # whether a higher score is better
     loss: float | None = None
-    score_by_level: dict[str, float] | None = None  # classes weighted as that level's devices hold them
-    score_by_class: dict[str, float] | None = None
+    score_by_level: ScoreByLevel = None  # classes weighted as that level's devices hold them
+    score_by_class: ScoreByClass = None
     evaluates: Evaluated = "global"  # what the score is of
     metrics: dict[str, float] = {}
 
@@ -161,7 +168,7 @@ class ResultRecord(Scored):
     task: str
     seed: int
     rounds: int
-    score: float | None = None
+    score: Score = None
     score_name: str = ACCURACY
     maximize: bool = True  # whether a higher score is better
     loss: float | None = None

@@ -37,10 +37,11 @@ def generator(
 
 @dataclass(frozen=True)
 class Seeds:
-    """The generators of one run, or of one round of it."""
+    """The generators of one run, of one round of it, or of one device in it."""
 
     seed: int
     round_index: int | None = None
+    device: int | None = None
 
     def at(self, round_index: int) -> Seeds:
         """The generators of one round."""
@@ -48,4 +49,4 @@ class Seeds:
 
     def __call__(self, purpose: str, device: int | None = None) -> np.random.Generator:
         """The generator of this purpose and device."""
-        return generator(self.seed, purpose, self.round_index, device)
+        return generator(self.seed, purpose, self.round_index, self.device if device is None else device)

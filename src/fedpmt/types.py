@@ -22,7 +22,11 @@ MODEL = "model"
 Scalar: TypeAlias = float | int | str | bool
 
 Arrays: TypeAlias = Any
-"""An array (NumPy or torch) or a dict of arrays, equally long in their first axis."""
+"""An array (NumPy or torch) or a dict of arrays, equally long in their first axis; dicts may be nested."""
+
+
+MOST_NAMES = 80
+"""An error lists no more than this many allowed names, the nearest."""
 
 
 class SettingError(ValueError):
@@ -34,6 +38,8 @@ class SettingError(ValueError):
         names = sorted(allowed)
         near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
         hint = f"; did you mean '{near[0]}'?" if near else ""
+        if len(names) > MOST_NAMES:
+            names = [*difflib.get_close_matches(str(value), names, n=MOST_NAMES, cutoff=0), "..."]
         return cls(f"{key} = '{value}' is unknown{hint} (allowed: {', '.join(names)})")
 
 
@@ -78,5 +84,5 @@ class Examples:
 
 def _take(arrays: Arrays, index: np.ndarray | slice) -> Arrays:
     if isinstance(arrays, Mapping):
-        return {name: array[index] for name, array in arrays.items()}
+        return {name: _take(array, index) for name, array in arrays.items()}
     return arrays[index]

@@ -10,14 +10,13 @@ import pytest
 
 from fedpmt.devices.fleet import Fleet, from_levels
 from fedpmt.seeds import generator
-from fedpmt.simulation.clock import settle
-from fedpmt.simulation.sampling import CANDIDATES, SAMPLERS, fastest, stratified, uniform
+from fedpmt.simulation.cohort import CANDIDATES, SAMPLERS, fastest, settle, stratified, uniform
 
 LEVELS = "1/5,1/4,1/3,1/2,1"
 
 
 def drawn(sampling: str, count: int, fleet: Fleet, round_index: int = 0, seed: int = 0) -> np.ndarray:
-    return SAMPLERS[sampling](count)(fleet, round_index, generator(seed, "cohort", round_index))
+    return SAMPLERS[sampling](fleet, count, round_index, generator(seed, "cohort", round_index))
 
 
 def per_level(fleet: Fleet, cohort: np.ndarray) -> list[int]:
@@ -118,7 +117,7 @@ def test_fastest_takes_the_fastest_of_those_polled() -> None:
     rng, same = generator(0, "cohort", 0), generator(0, "cohort", 0)
     polled = same.choice(1_000, size=CANDIDATES * 10, replace=False)
     np.testing.assert_array_equal(
-        fastest(10)(large, 0, rng), np.sort(polled[np.argsort(-large.speeds[polled])[:10]])
+        fastest(large, 10, 0, rng), np.sort(polled[np.argsort(-large.speeds[polled])[:10]])
     )
 
 
@@ -147,7 +146,7 @@ def test_nobody_within_reach(sampler: object) -> None:
     """The cohort is then smaller, or empty; the search for it ends."""
     fleet = from_levels("1/4,1", 10, seed=0, availability=1e-12)
     assert callable(sampler)
-    assert len(sampler(6)(fleet, 0, generator(0, "cohort", 0))) == 0
+    assert len(sampler(fleet, 6, 0, generator(0, "cohort", 0))) == 0
 
 
 def test_availability_of_the_whole_fleet() -> None:

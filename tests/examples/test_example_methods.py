@@ -19,8 +19,8 @@ from fedpmt.methods.base import Method, aggregate
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.scaffold import Scaffold
 from fedpmt.models.layered import layered
-from fedpmt.parts.depth import full, mask
-from fedpmt.parts.part import GLOBAL
+from fedpmt.parts.depth import full
+from fedpmt.parts.part import GLOBAL, mask
 from fedpmt.seeds import Seeds
 from fedpmt.testing import CHECKS, ON_A_BENCH, Bench, Subject, check_method
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Site

@@ -23,6 +23,7 @@ from fedpmt.flower.secure.layer_vector import Cover, read_cover
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.methods.base import Round
 from fedpmt.parts.part import Whole
+from fedpmt.seeds import Seeds
 from fedpmt.training.messages import Client
 from fedpmt.types import SettingError
 
@@ -521,7 +522,7 @@ def test_methods_whose_layers_add_up_train_whole_tensors(name: str) -> None:
     assert type(method).fold is PartAveraging.fold
     assert method.mean == "overlap"
     free = cast("Any", None)  # nothing is priced without a budget
-    round_ = Round(0, lambda part: free, lambda purpose, device: np.random.default_rng(0))
+    round_ = Round(0, lambda part: free, Seeds(0, 0))
     offer = method.offer(Averaged(structure, {}), Client(0, None, None, 20, 2), round_)
     assert all(isinstance(selection, Whole) for part in offer for selection in part.trained.values())
 

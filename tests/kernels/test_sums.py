@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedpmt import kernels
-from fedpmt.kernels.sums import SLICE
+from fedpmt.kernels.calls import SLICE
 from fedpmt.parts.part import Indices, add_at, local_shape
 
 needs_compiler = pytest.mark.skipif(not kernels.available(), reason="there is no C compiler here")

@@ -59,7 +59,13 @@ class Case:
             "rule": self.rule,
         }
         given |= changes
-        return kernels.train(self.model, self.part, self.received, self.data, self.orders, **given)
+        found = kernels.train(self.model, self.part, self.received, self.data, self.orders, **given)
+        if found is None:
+            return None
+        trained, loss, steps = found
+        whole = self.epochs * -(-len(self.data) // self.batch)
+        assert steps == (whole if self.limit is None else min(self.limit, whole))
+        return trained, loss
 
     def by_autograd(self) -> tuple[dict[str, Tensor], float]:
         """In double precision, every step written out."""

@@ -40,16 +40,16 @@ from fedpmt.parts.width import (
 from fedpmt.pricing.meter import download_bytes, upload_bytes
 from fedpmt.resources import RESOURCES, ROUNDING, parse_budget
 from fedpmt.seeds import Seeds
-from fedpmt.simulation.assemble import assembled, extra_of, plan
-from fedpmt.simulation.assignment import assign
+from fedpmt.simulation.assemble import assemble, extra_of, plan
 from fedpmt.simulation.bookkeeping import record_device
+from fedpmt.simulation.cohort import assign
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
     from fedpmt.parts.part import Part
     from fedpmt.pricing.meter import Meter
     from fedpmt.resources import Resource
-    from fedpmt.simulation.assignment import Assignment
+    from fedpmt.simulation.cohort import Assignment
     from fedpmt.simulation.loop import Federation
 
 PER_DEVICE = ("fedpmt", "feddrop", "heterofl", "fedrolex", "fjord", "fedmp", "ist")
@@ -83,7 +83,7 @@ RUN: dict[str, Any] = {
 def priced() -> Federation:
     """FedAvg on CNN-MNIST, four levels, with links that are slow enough to matter; nobody trains."""
     chosen = api.settings_of({**RUN, "method": "fedavg"})
-    with assembled(chosen, api.paper_problem_of(chosen), api.method_of(chosen), Path(mkdtemp())) as made:
+    with assemble(chosen, api.paper_problem_of(chosen), api.method_of(chosen), Path(mkdtemp())) as made:
         links = np.array([2e4, 3e4, 1e5, 1e9] * 2)
         return replace(made, fleet=replace(make_fleet(chosen), uplinks=links, downlinks=4 * links))
 
@@ -345,7 +345,7 @@ def test_without_a_budget_the_planned_depth_stands_whatever_else_the_work_takes(
     """With a proximal term the whole model takes more than its plain price: it is trained all the same."""
     chosen = api.settings_of({key: value for key, value in RUN.items() if key != "budget"})
     method = Composed(parts=FedPMT(), local=Proximal(0.1))
-    with assembled(chosen, api.paper_problem_of(chosen), method, Path(mkdtemp())) as made:
+    with assemble(chosen, api.paper_problem_of(chosen), method, Path(mkdtemp())) as made:
         _, assignments = made.open(made.start())
         labels = {one.device.level: one.part.label for one in assignments}
     assert labels == {level: f"depth {level}" for level in range(1, LEVELS + 1)}

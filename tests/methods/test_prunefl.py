@@ -23,7 +23,7 @@ from fedpmt.parts.mask import rearranged, strongest, worthwhile
 from fedpmt.parts.part import GLOBAL, Mask, Whole
 from fedpmt.pricing.meter import upload_bytes
 from fedpmt.pricing.price import Price
-from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.checkpoint import read_value, write_value
 from fedpmt.simulation.loop import payload_bytes
 from fedpmt.training.optimizers import SGD, Adam
@@ -419,7 +419,7 @@ def test_the_weakest_budget_is_the_least_of_all(assign: str, tmp_path: Any) -> N
         {"method": "prunefl", "assign": assign, "depths": 5, "levels": "1/5,1/4,1/3,1/2,1"}
     )
     problem = api.paper_problem_of(settings)
-    with assembled(settings, problem, PruneFL(), tmp_path) as federation:
+    with assemble(settings, problem, PruneFL(), tmp_path) as federation:
         planner, samples_ = federation.planner, settings.samples
         fleet = federation.fleet
         limits = [planner.plan(fleet.device(index), samples_).limit.operations for index in range(len(fleet))]

@@ -21,7 +21,7 @@ from fedpmt.methods.scaffold import CONTROL, Control, Controlled, Scaffold, effe
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL
 from fedpmt.records import DEVICES
-from fedpmt.simulation.assemble import assembled, make_price
+from fedpmt.simulation.assemble import assemble, make_price
 from fedpmt.simulation.loop import payload_bytes
 from fedpmt.training.optimizers import SGD
 from fedpmt.training.server import Momentum
@@ -125,7 +125,7 @@ def test_server_and_devices_stay_together_in_a_run(option: Any, deadline: float,
     """Replies fail, come late or come when enough are there: such a device keeps its old c_i, and the mean holds."""
     config = api.settings_of({**UNSURE, "deadline": deadline})
     outcomes, members, unheard = set(), set(), 0
-    with assembled(config, api.paper_problem_of(config), Scaffold(option=option), tmp_path) as federation:
+    with assemble(config, api.paper_problem_of(config), Scaffold(option=option), tmp_path) as federation:
         progress = federation.start()
         for _ in range(config.rounds):
             before = kept(federation, progress)

@@ -37,8 +37,9 @@ def tensors_of(module: nn.Module, structure: Structure) -> dict[str, Tensor]:
 def run(module: nn.Module, structure: Structure, tensors: Mapping[str, Tensor], inputs: Arrays) -> Tensor:
     """The scores that a module gives on these tensors."""
     arguments, keywords = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
-    with fit_attributes(module, structure, tensors):
-        outputs: Any = functional_call(module, dict(tensors), arguments, keywords)
+    fit_attributes(module, structure, tensors)
+    outputs: Any = functional_call(module, dict(tensors), arguments, keywords)
+    fit_attributes(module, structure, {})
     return outputs if isinstance(outputs, Tensor) else outputs["logits"]
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,9 @@ from fedpmt.parts.width import kept_count, narrow, random_channels
 from fedpmt.seeds import generator
 from fedpmt.types import SettingError
 from models.nets_of_users import Loose, ResNet, Shared, Tied, Transformer
+
+if TYPE_CHECKING:
+    from fedpmt.models.layout import TiedOwner
 
 
 @pytest.mark.parametrize(
@@ -102,25 +107,24 @@ def test_transformer_layers_are_found_from_keyword_inputs() -> None:
     assert "encoder.layers.0.linear1" in model.structure.require_axes("feddrop").groups
 
 
-def test_only_a_plain_sequential_is_run_in_halves() -> None:
-    """What stands between declared layers is not known, and two samples cannot tell."""
-
+def test_only_a_plain_sequential_is_a_chain_of_its_layers() -> None:
     class Clamped(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x).clamp(max=1000.0)  # type: ignore[no-any-return,no-untyped-call]
+            return super().forward(x).clamp(max=0.1)  # type: ignore[no-any-return,no-untyped-call]
 
     inputs = torch.randn(2, 4)
+    hooked = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    hooked.register_forward_hook(lambda _m, _i, output: output * 2)
     for module, layers in (
         (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), ["0", "1"]),
-        (Clamped(nn.Linear(4, 3)), None),
+        (Clamped(nn.Linear(4, 3), nn.Linear(3, 2)), None),
+        (hooked, None),
     ):
         model = layered(module, layers=layers, example=inputs)
         assert not model.composable
-        with pytest.raises(SettingError, match="not a chain"):
-            model.prefix(1, model.initial(), inputs)
-    hooked = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    hooked.register_forward_hook(lambda _m, _i, output: output * 2)
-    assert not layered(hooked, example=inputs).composable
+        # It is cut by answering for its first layer.
+        kept = model.prefix(1, model.initial(), inputs)
+        assert torch.equal(model.suffix(1, model.initial(), model.entry(kept, inputs)), module(inputs))
 
 
 def test_a_module_used_twice_runs_twice() -> None:
@@ -131,8 +135,9 @@ def test_a_module_used_twice_runs_twice() -> None:
     for cut in (1, 2):
         assert torch.equal(model.suffix(cut, tensors, model.prefix(cut, tensors, inputs)), net(inputs))
     weighted = nn.Linear(4, 4)
-    with pytest.raises(SettingError, match="one tensor in two layers"):
-        layered(nn.Sequential(weighted, activation, weighted))
+    twice = nn.Sequential(weighted, activation, weighted)
+    owner = [layered(twice, tied=tied).layout.owners["0.weight"] for tied in ("first", "last")]
+    assert owner == [0, 0]  # one layer: the second use has no tensor of its own
 
 
 def test_what_its_owner_has_frozen_is_not_trained() -> None:
@@ -146,11 +151,11 @@ def test_what_its_owner_has_frozen_is_not_trained() -> None:
 @pytest.mark.parametrize(
     ("module", "layers", "message"),
     [
-        (Shared(), None, "'inner' runs more than once"),
-        (Loose(), None, "'scale' is in none of the layers"),
-        (Tied(), None, "one tensor in two layers"),
-        (Tied(), ["first"], "'second.bias' is in none of the layers"),
         (Shared(), ["inner", "hed"], "did you mean 'head'"),
+        (Shared(), ["head", "inner"], "'inner' runs before 'head'"),
+        (Shared(), ["inner", []], "paths, or lists of paths"),
+        (Shared(), ["inner", ["inner", "head"]], "'inner.weight' is in two layers"),
+        (Shared().requires_grad_(False), None, "nothing to train"),
         (nn.Sequential(nn.Flatten()), None, "no layer with weights"),
     ],
 )
@@ -159,6 +164,146 @@ def test_what_cannot_be_layered_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(SettingError, match=message):
         layered(module, layers=layers, example=torch.randn(2, 4))
+
+
+def test_a_bare_parameter_belongs_to_the_layer_that_reads_it() -> None:
+    model = layered(Loose(), example=torch.randn(2, 4))
+    assert [layer.parameters for layer in model.structure.layers] == [("scale", "head.weight", "head.bias")]
+
+
+@pytest.mark.parametrize("tied", ["first", "last"])
+def test_a_tied_weight_has_one_owner_and_all_its_names(tied: TiedOwner) -> None:
+    module, inputs = Tied(), torch.randn(2, 4)
+    model = layered(module, example=inputs, tied=tied)
+    owner = {name: layer.name for layer in model.structure.layers for name in layer.parameters}
+    assert owner == {
+        "first.weight": tied.replace("last", "second"),
+        "first.bias": "first",
+        "second.bias": "second",
+    }
+    tensors = {name: torch.randn_like(tensor) for name, tensor in model.initial().items()}
+    fresh = Tied()
+    fresh.load_state_dict(model.state_dict(tensors), strict=True)
+    assert torch.equal(fresh(inputs), model.forward(tensors, inputs))
+    assert fresh.first.weight is fresh.second.weight
+
+
+def test_layers_may_be_lists_of_paths_and_parameters() -> None:
+    model = layered(Loose(), layers=[["scale"], ["head"]], example=torch.randn(2, 4))
+    assert [layer.parameters for layer in model.structure.layers] == [
+        ("scale",),
+        ("head.weight", "head.bias"),
+    ]
+    model = layered(ResNet(), layers=[["stem", "blocks.0"], "fc"], example=torch.randn(2, 1, 8, 8))
+    # What nobody named runs after the first layer, and belongs to it.
+    assert [len(layer.parameters) for layer in model.structure.layers] == [1 + 2 + 6 + 7, 2]
+
+
+class Wrapper(nn.Module):
+    """A net inside of another module, with a counter and a head nobody uses."""
+
+    seen: torch.Tensor
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.unused = nn.Linear(3, 3)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self.training:
+            self.seen += 1
+        return {"logits": self.net(x) + self.seen}
+
+
+def test_a_wrapper_is_looked_through_and_all_state_counts() -> None:
+    module, inputs = Wrapper(ResNet()), torch.randn(2, 1, 8, 8)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    model = layered(module, example=inputs)
+    assert [layer.name for layer in model.structure.layers] == [
+        "net.stem",
+        "net.blocks.0",
+        "net.blocks.1",
+        "net.fc",
+    ]
+    assert "unused.weight" in model.structure.layers[0].parameters  # trained by those who train everything
+    assert "seen" in model.structure.layers[-1].buffers
+    assert {name for name in before if name.endswith("num_batches_tracked")} == set(model.structure.fixed)
+    assert set(model.structure.tensors) | set(model.structure.fixed) == set(before)
+    model.set_training([True] * 4)
+    model.forward({**model.initial(), **model.counters()}, inputs)
+    model.release()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.module.state_dict().items())
+
+
+def test_a_frozen_backbone_is_a_base_that_can_be_kept() -> None:
+    for module in (ResNet(), nn.Sequential(ResNet(), nn.Linear(3, 2))):
+        backbone = [name for name, _ in module.named_parameters() if not name.startswith(("fc", "1."))]
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name not in backbone)
+        inputs = torch.randn(2, 1, 8, 8)
+        model = layered(module, example=inputs)
+        assert len(model.structure.layers) == 1
+        assert set(backbone) < set(model.structure.fixed)
+        model.set_training([True])
+        assert not any(child.training for name, child in model.module.named_modules() if ".bn" in name)
+        assert model.can_cut(0)
+        kept = model.prefix(0, {}, inputs)
+        outputs = model.suffix(0, model.initial(), model.entry(kept, inputs))
+        torch.testing.assert_close(outputs, module.eval()(inputs))
+
+
+class Skipping(nn.Module):
+    """The first layer's outputs skip the second; the second runs again at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = torch.relu(self.first(x))
+        third = self.third(torch.relu(self.second(first)) * 2)
+        return self.second(third + first)  # type: ignore[no-any-return]
+
+
+def test_all_that_crosses_a_cut_is_kept() -> None:
+    module, inputs = Skipping(), torch.randn(3, 4)
+    model = layered(module, example=inputs)
+    tensors = model.initial()
+    kept = [model.prefix(cut, tensors, inputs) for cut in (1, 2)]
+    assert [len(one) for one in kept] == [1, 2]
+    for cut, one in enumerate(kept, start=1):
+        assert torch.equal(model.suffix(cut, tensors, model.entry(one, inputs)), module(inputs))
+
+
+class TimeFirst(nn.Module):
+    """Samples are the second axis of what the recurrent layer gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.cell, self.out = nn.Embedding(9, 4), nn.LSTM(4, 5), nn.Linear(5, 2)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        hidden, _ = self.cell(self.embed(words).transpose(0, 1))
+        return self.out(hidden[-1])  # type: ignore[no-any-return]
+
+
+def test_samples_may_be_any_axis() -> None:
+    module, words = TimeFirst(), torch.randint(9, (6, 3))
+    model = layered(module, example=words)
+    kept = model.prefix(2, model.initial(), words)
+    assert {len(tensor) for tensor in kept.values()} == {6}
+    rows = {name: tensor[[4, 1]] for name, tensor in kept.items()}
+    outputs = model.suffix(2, model.initial(), model.entry(rows, words[[4, 1]]))
+    torch.testing.assert_close(outputs, module(words[[4, 1]]))
+
+
+def test_dropout_goes_with_the_layer_it_feeds() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.9), nn.Linear(3, 2))
+    model = layered(net)
+    model.set_training([False, True])
+    assert [child.training for child in model.module.children()] == [False, True, True]
 
 
 def test_module_that_needs_an_example_says_so() -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fedpmt.models.layered import layered
-from fedpmt.parts.depth import mask, suffix, suffixes
+from fedpmt.parts.depth import suffix, suffixes
+from fedpmt.parts.part import mask
 from fedpmt.pricing.splitting import splitting_constant
 from fedpmt.training.optimizers import SGD
 

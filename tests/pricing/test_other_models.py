@@ -70,7 +70,8 @@ class TestResNet:
     )
 
     def price(self) -> Price:
-        return price_of(layered(ResNet(), layers=RESNET), torch.randn(3, 3, 16, 16))
+        example = torch.randn(3, 3, 16, 16)
+        return price_of(layered(ResNet(), layers=RESNET, example=example), example)
 
     def test_every_cut(self) -> None:
         price = self.price()
@@ -139,8 +140,8 @@ class TestTransformer:
 
     def test_every_cut(self) -> None:
         for dropout in (0.0, 0.1):
-            model = layered(Encoder(dropout), layers=["embed", "first", "second", "head"])
             example = {"tokens": torch.randint(0, 50, (4, 5)), "scale": torch.ones(4)}
+            model = layered(Encoder(dropout), layers=["embed", "first", "second", "head"], example=example)
             price = price_of(model, example)
             cuts = [depth.suffix(price.structure, frozen, "") for frozen in range(4)]
             costs = [price(part) for part in cuts]
@@ -158,13 +159,15 @@ class TestTransformer:
             assert [cost.gradient for cost in costs] == [6 * gradient for gradient in gradients]
             assert [cost.error for cost in costs] == [6 * error for error in errors]
 
-    def test_cannot_cache_what_it_cannot_split(self) -> None:
-        model = layered(Encoder(), layers=["embed", "first", "second", "head"])
-        price = price_of(
-            model, {"tokens": torch.zeros(2, 5, dtype=torch.long), "scale": torch.ones(2)}, cached=True
-        )
-        assert not price.cached
-        assert price(depth.suffix(price.structure, 3, "")).memory.prefix_cache == 0
+    def test_keeps_what_crosses_the_cut(self) -> None:
+        """Of each sample 5 tokens of 8 numbers; without an example nobody knows how to cut, and nothing is kept."""
+        example = {"tokens": torch.zeros(2, 5, dtype=torch.long), "scale": torch.ones(2)}
+        kept = []
+        for known in (example, None):
+            model = layered(Encoder(), layers=["embed", "first", "second", "head"], example=known)
+            price = price_of(model, example, cached=True)
+            kept.append(price(depth.suffix(price.structure, 3, "")).memory.prefix_cache)
+        assert kept == [price.samples * 5 * 8 * 4, 0]
 
 
 def test_grouped_strided_and_transposed_convolutions() -> None:

@@ -9,7 +9,7 @@ import pytest
 from fedpmt import api
 from fedpmt.devices.fleet import make_fleet
 from fedpmt.simulation.assemble import make_price, plan
-from fedpmt.simulation.schedule import local_settings
+from fedpmt.training.local import local_settings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ from fedpmt.data.public import hold_out
 from fedpmt.methods.registry import METHODS, create
 from fedpmt.parts.part import add_at
 from fedpmt.report.theme import SIGNS
-from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.assemble import assemble
 from fedpmt.training.local import LocalWork
 from fedpmt.types import SettingError
 from reproduction import entrants
@@ -50,7 +50,7 @@ from report_samples import run
 
 if TYPE_CHECKING:
     from fedpmt.records import RunRecord
-    from reproduction.entrants import Found
+    from reproduction.entrants import RunsByEntrant
 
 
 def test_every_method_takes_part_once_in_its_strongest_form() -> None:
@@ -140,7 +140,7 @@ def test_nothing_is_evaluated_that_nobody_trains(name: str, task: str, tmp_path:
     one = one.model_copy(
         update={"data": "synthetic:1,1", "samples": 20, "batch": 10, "server_cap": 0.1, "options": options}
     )
-    with assembled(one, api.paper_problem_of(one), api.method_of(one), tmp_path) as federation:
+    with assemble(one, api.paper_problem_of(one), api.method_of(one), tmp_path) as federation:
         progress = federation.start()
         structure = federation.problem.model.structure
         covered = {key: torch.zeros(structure.shapes[key]) for key in structure.tensors}
@@ -274,7 +274,7 @@ def test_a_track_ends_at_the_final_accuracy() -> None:
 def test_where_fedpmt_loses_is_said() -> None:
     """FedAvg ends higher, FedDrop lower; SCAFFOLD now higher, now lower. All are as dear."""
     ends = {"fedpmt": (0.6, 0.61), "fedavg": (0.7, 0.71), "feddrop": (0.5, 0.51), "scaffold": (0.7, 0.5)}
-    found: Found = {
+    found: RunsByEntrant = {
         (IID, name): [run([0.1, end], seed=seed, method=name) for seed, end in enumerate(values)]
         for name, values in ends.items()
     }
@@ -321,7 +321,7 @@ def test_most_of_feddfs_cap_is_not_spent_on_looking(tmp_path: Path) -> None:
     made_up = one.model_copy(
         update={"data": "synthetic:1,1", "devices": 100, "public": "none", "validation": 0.0}
     )
-    with assembled(one, api.paper_problem_of(made_up), api.method_of(one), tmp_path) as federation:
+    with assemble(one, api.paper_problem_of(made_up), api.method_of(one), tmp_path) as federation:
         progress = federation.start()
         round_, asked = federation.open(progress)
         prices = {ask.part.label: round_.price(ask.part) for ask in asked}
@@ -343,7 +343,7 @@ def lost(accuracies: list[float | None], **changes: Any) -> RunRecord:
 def test_a_run_that_diverged_counts_as_a_guess_and_spares_nothing() -> None:
     """FedAvg is ahead in two seeds; in the third it is lost after two of four rounds."""
     good: list[float | None] = [0.3, 0.5, 0.7, 0.9]
-    found: Found = {
+    found: RunsByEntrant = {
         (IID, "fedpmt"): [run([0.3, 0.4, 0.5, 0.6], seed=seed, method="fedpmt") for seed in range(3)],
         (IID, "fedavg"): [
             *(run(good, seed=seed, method="fedavg") for seed in range(2)),
@@ -373,7 +373,7 @@ def test_a_run_that_diverged_counts_as_a_guess_and_spares_nothing() -> None:
 
 def test_what_a_lost_run_would_have_sent_is_not_known() -> None:
     """FedAvg takes half as many rounds, and one of its three runs is lost: it is ahead by those that went on."""
-    found: Found = {
+    found: RunsByEntrant = {
         (IID, "fedpmt"): [run([0.1, 0.3, 0.5, 0.7], seed=seed) for seed in range(3)],
         (IID, "fedavg"): [*(run([0.1, 0.3], seed=seed) for seed in range(2)), lost([0.1], seed=2)],
     }
@@ -424,7 +424,7 @@ def test_variants_lead_and_a_method_loses_to_another_once() -> None:
         "slimfl": 0.7,
         "slimfl:fading": 0.65,
     }
-    found: Found = {
+    found: RunsByEntrant = {
         (IID, name): [run([0.1, end + seed / 100], seed=seed, method=name) for seed in range(2)]
         for name, end in ends.items()
     }

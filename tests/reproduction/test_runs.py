@@ -17,7 +17,7 @@ from fedpmt import api
 from fedpmt.methods.comet import clustered
 from fedpmt.settings import Settings, resolve
 from fedpmt.types import DivergedError, SettingError
-from reproduction.library import Library, Standing, name_of
+from reproduction.library import Library, Status, name_of
 from reproduction.readings import final, reaching
 from reproduction.thin import SUFFIX, thick, thin
 
@@ -76,7 +76,7 @@ def test_names_tell_runs_apart_and_not_how_they_are_computed() -> None:
 def test_only_what_is_missing_is_played(tmp_path: Path) -> None:
     library = Library(tmp_path / "kept", tmp_path / "work", jobs=2)
     wanted = [settings(seed=seed) for seed in (0, 1)]
-    seen: list[Standing] = []
+    seen: list[Status] = []
     library.play([*wanted, wanted[0]], seen.append)
     assert library.missing(wanted) == []
     assert (seen[-1].runs, seen[-1].done, seen[-1].share) == (2, 2, 1.0)

@@ -9,7 +9,7 @@ import pytest
 
 from fedpmt import api
 from fedpmt.methods.registry import METHODS, create
-from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.loop import Federation
 from fedpmt.simulation.room import kept_bytes
 from fedpmt.types import SettingError
@@ -41,7 +41,7 @@ def expected(name: str, folder: Path) -> list[int]:
     """What each device will keep."""
     settings = api.settings_of({**SMALL, "method": name, "options": KEEPERS[name], "rounds": 1})
     method, problem = api.method_of(settings), api.paper_problem_of(settings)
-    with assembled(settings, problem, method, folder) as federation:
+    with assemble(settings, problem, method, folder) as federation:
         found = kept_bytes(federation)
     assert max(found) > 0
     return sorted(int(one) for one in found)

@@ -15,8 +15,7 @@ from fedpmt.parts.depth import full, suffix
 from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import Seeds
 from fedpmt.settings import resolve
-from fedpmt.simulation.schedule import learning_rate, local_settings
-from fedpmt.training.local import Job, LocalSettings, LocalWork, Site
+from fedpmt.training.local import Job, LocalSettings, LocalWork, Site, learning_rate, local_settings
 from fedpmt.training.loop import train
 from fedpmt.training.messages import Task
 from fedpmt.training.objective import CLASSIFICATION

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpmt.data.base import FederatedData, count_labels
+from fedpmt.data.base import FederatedData
 from fedpmt.data.datasets import load
-from fedpmt.data.partition import Subset
+from fedpmt.data.partition import PartitionedData, Subset
 from fedpmt.data.partition import partition as split
 from fedpmt.data.public import hold_out, public_data
 from fedpmt.data.registry import find_dataset
@@ -20,52 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedpmt.data.datasets import LoadedDataset
-    from fedpmt.data.partition import Partition
-    from fedpmt.types import Examples
 
 __all__ = ["FederatedData", "PartitionedData", "federate", "federate_dataset"]
-
-
-class PartitionedData(FederatedData):
-    """A data set of arrays, of which each device holds the rows that a partition gives it."""
-
-    def __init__(
-        self,
-        dataset: LoadedDataset,
-        partition: Partition,
-        public: Examples | None = None,
-        validation: Examples | None = None,
-    ) -> None:
-        self.name = dataset.name
-        self.classes = dataset.classes
-        self.devices = partition.devices
-        self.test = dataset.test
-        self.public, self.validation = public, validation
-        self._train, self._partition = dataset.train, partition
-
-    def samples(self, device: int) -> int:
-        """How many samples the device holds, |D_k|."""
-        if not 0 <= device < self.devices:
-            raise IndexError(f"device {device} is not one of the {self.devices} devices")
-        return self._partition.samples
-
-    def shard(self, device: int) -> Examples:
-        """The device's samples; `ids` are their positions in the training set."""
-        return self._train.take(self._partition.indices(device))
-
-    def training_set(self) -> Examples:
-        """The whole training set."""
-        return self._train
-
-    def rows(self, device: int) -> np.ndarray:
-        """The device's rows of it."""
-        return self._partition.indices(device)
-
-    def label_counts(self, device: int) -> np.ndarray | None:
-        """Samples per class of the device; None where targets are not one class per sample."""
-        if not isinstance(self._train.targets, np.ndarray):
-            return None
-        return count_labels(self._train.targets[self._partition.indices(device)], self.classes)
 
 
 def federate(

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from fedpmt.data.base import FederatedData, count_labels
 from fedpmt.data.dealing import can_deal, deal
 from fedpmt.seeds import generator
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from fedpmt.data.datasets import LoadedDataset
+    from fedpmt.types import Examples
 
 SPECS: Final = ("iid", "iid:replace", "classes:N", "dirichlet:ALPHA")
 
@@ -82,6 +86,47 @@ class Subset(Partition):
 def _check_device(device: int, devices: int) -> None:
     if not 0 <= device < devices:
         raise IndexError(f"device {device} is not one of the {devices} devices")
+
+
+class PartitionedData(FederatedData):
+    """A data set of arrays, of which each device holds the rows that a partition gives it."""
+
+    def __init__(
+        self,
+        dataset: LoadedDataset,
+        partition: Partition,
+        public: Examples | None = None,
+        validation: Examples | None = None,
+    ) -> None:
+        self.name = dataset.name
+        self.classes = dataset.classes
+        self.devices = partition.devices
+        self.test = dataset.test
+        self.public, self.validation = public, validation
+        self._train, self._partition = dataset.train, partition
+
+    def samples(self, device: int) -> int:
+        """How many samples the device holds, |D_k|."""
+        _check_device(device, self.devices)
+        return self._partition.samples
+
+    def shard(self, device: int) -> Examples:
+        """The device's samples; `ids` are their positions in the training set."""
+        return self._train.take(self._partition.indices(device))
+
+    def training_set(self) -> Examples:
+        """The whole training set."""
+        return self._train
+
+    def rows(self, device: int) -> np.ndarray:
+        """The device's rows of it."""
+        return self._partition.indices(device)
+
+    def label_counts(self, device: int) -> np.ndarray | None:
+        """Samples per class of the device; None where targets are not one class per sample."""
+        if not isinstance(self._train.targets, np.ndarray):
+            return None
+        return count_labels(self._train.targets[self._partition.indices(device)], self.classes)
 
 
 def partition(

@@ -62,28 +62,17 @@ class Fleet:
 
     def device(self, index: int) -> Device:
         """One device, on the level it keeps."""
-        return Device(
-            id=index,
-            level=int(self.levels[index]),
-            speed=float(self.speeds[index]),
-            uplink=_at(self.uplinks, index),
-            downlink=_at(self.downlinks, index),
-            memory=_at(self.memories, index),
-            name=self.names[index % len(self.names)] if self.names else "",
+        uplink, downlink, memory = (
+            math.inf if column is None else float(column[index])
+            for column in (self.uplinks, self.downlinks, self.memories)
         )
+        name = self.names[index % len(self.names)] if self.names else ""
+        level, speed = int(self.levels[index]), float(self.speeds[index])
+        return Device(index, level, speed, uplink, downlink, memory, name)
 
     def at_level(self, index: int, level: int) -> Device:
         """One device as it would be on another level (levels redrawn each round)."""
-        device = self.device(index)
-        return Device(
-            device.id,
-            level,
-            self.level_speeds[level - 1],
-            device.uplink,
-            device.downlink,
-            device.memory,
-            device.name,
-        )
+        return replace(self.device(index), level=level, speed=self.level_speeds[level - 1])
 
     @cached_property
     def members(self) -> tuple[np.ndarray, ...]:
@@ -141,10 +130,6 @@ class Kinds(Sequence[tuple[Device, int]]):
         if isinstance(index, slice):
             return Kinds(self._fleet, self._first[index], self._counts[index])
         return self._fleet.device(int(self._first[index])), int(self._counts[index])
-
-
-def _at(array: np.ndarray | None, index: int) -> float:
-    return math.inf if array is None else float(array[index])
 
 
 def make_fleet(settings: Settings) -> Fleet:

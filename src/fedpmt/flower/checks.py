@@ -13,7 +13,7 @@ from fedpmt.flower.answers import RefusedError, reading
 from fedpmt.flower.wire import METRICS, REPLY, array_bytes, npy_bytes, tensors
 from fedpmt.pricing.adaptive import LONGEST
 from fedpmt.pricing.meter import reply_shapes
-from fedpmt.simulation.assignment import steps_asked
+from fedpmt.simulation.cohort import steps_asked
 from fedpmt.training.local import Reach
 from fedpmt.training.loop import LOSS
 from fedpmt.training.messages import UPDATE, Reply

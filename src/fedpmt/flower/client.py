@@ -17,9 +17,9 @@ from fedpmt.flower.deployment import read_config
 from fedpmt.flower.secure.node import mask_reply
 from fedpmt.flower.wire import NODE, read_order, write_reply
 from fedpmt.records import write_atomically
-from fedpmt.simulation.assemble import assembled
-from fedpmt.simulation.assignment import choose
+from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.checkpoint import DeviceStore
+from fedpmt.simulation.cohort import choose
 from fedpmt.training.privacy import NOISE
 from fedpmt.types import SettingError
 
@@ -72,7 +72,7 @@ class Worker:
             raise SettingError(f"this node is device {device_id(context)}, not {order.device}")
         # A node that chooses its own depth fits it to the server's deadline.
         settings = settings.model_copy(update={"deadline": order.deadline})
-        with assembled(settings, problem, method, Path()) as simulator:
+        with assemble(settings, problem, method, Path()) as simulator:
             federation = simulator
             if simulator.keeps_state or settings.dp_clip is not None:
                 folder = state_folder(order.run, context, deployment.state_dir)
@@ -95,7 +95,8 @@ def local_round(federation: Federation, order: Order, node_config: Mapping[str, 
     """Choose a part and train it. What the device keeps is provisional until a later task names this round."""
     samples = federation.problem.data.samples(order.device)
     device = own_device(federation, order.device, node_config)
-    part = choose(federation, device, order.task, samples)
+    offer = order.task.offer
+    part = offer[0] if len(offer) == 1 else choose(federation, device, order.task, samples)
     if federation.keeps_state:
         federation.store.confirm(order.device, order.task.accepted_round, before=order.round)
     unit = federation.unit(order.device, order.task, part, samples, order.round)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedpmt.flower.checks import Inspector
     from fedpmt.flower.wire import Order
     from fedpmt.records import RoundRecord
-    from fedpmt.simulation.assignment import Assignment
+    from fedpmt.simulation.cohort import Assignment
     from fedpmt.training.messages import Reply
 
 

@@ -21,7 +21,7 @@ from fedpmt.flower.roster import Limits, Roster
 from fedpmt.flower.secure.node import KEYS, OPEN, SHARES, hand_out_shares, offer_keys, share_secrets
 from fedpmt.flower.strategy import MethodStrategy
 from fedpmt.flower.wire import NODE
-from fedpmt.simulation.assemble import assembled, plan
+from fedpmt.simulation.assemble import assemble, plan
 from fedpmt.simulation.runner import Journal, exclusive, open_folder
 from fedpmt.types import SettingError
 
@@ -111,7 +111,7 @@ def serve(
     roster = Roster(Limits(settings.devices, limit, problem.data.classes, method.traits.needs_labels))
     reported = replace(problem, data=ReportedData(problem.data, roster))
     grid, by_level = pull_one_by_one(grid), settings.assign == "level"
-    with hold_folder(folder), assembled(settings, reported, method, folder) as simulator:
+    with hold_folder(folder), assemble(settings, reported, method, folder) as simulator:
         start = begin(folder, deployment)
         there = start.devices or ()
         wanted = len(there) or deployment.min_nodes or settings.devices

@@ -15,8 +15,7 @@ from fedpmt.flower.answers import RefusedError, check_answer, reading
 from fedpmt.flower.checks import Inspector
 from fedpmt.flower.collect import InClear, SumError
 from fedpmt.flower.wire import Order
-from fedpmt.simulation.assignment import account
-from fedpmt.simulation.clock import Verdict
+from fedpmt.simulation.cohort import Verdict, account
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from fedpmt.flower.roster import Roster
     from fedpmt.methods.base import Round
     from fedpmt.records import Outcome
-    from fedpmt.simulation.assignment import Assignment
+    from fedpmt.simulation.cohort import Assignment
     from fedpmt.simulation.loop import Federation
     from fedpmt.simulation.runner import Journal
     from fedpmt.training.messages import Reply

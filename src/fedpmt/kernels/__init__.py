@@ -20,22 +20,22 @@ from typing import TYPE_CHECKING, Any
 from fedpmt.kernels.rule import StepRule
 
 if TYPE_CHECKING:
+    from fedpmt.kernels.calls import add_at as add_at
+    from fedpmt.kernels.calls import available as available
+    from fedpmt.kernels.calls import fold as fold
+    from fedpmt.kernels.calls import forward as forward
+    from fedpmt.kernels.calls import knows as knows
+    from fedpmt.kernels.calls import train as train
     from fedpmt.kernels.graph import differentiable as differentiable
-    from fedpmt.kernels.sums import add_at as add_at
-    from fedpmt.kernels.sums import fold as fold
-    from fedpmt.kernels.training import available as available
-    from fedpmt.kernels.training import forward as forward
-    from fedpmt.kernels.training import knows as knows
-    from fedpmt.kernels.training import train as train
 
 _HOMES = {
-    "add_at": "sums",
-    "available": "training",
+    "add_at": "calls",
+    "available": "calls",
     "differentiable": "graph",
-    "fold": "sums",
-    "forward": "training",
-    "knows": "training",
-    "train": "training",
+    "fold": "calls",
+    "forward": "calls",
+    "knows": "calls",
+    "train": "calls",
 }
 
 __all__ = [

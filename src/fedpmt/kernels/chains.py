@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from fedpmt.models.build import FlatLinear
-from fedpmt.models.layered import hooked
+from fedpmt.models.finding import hooked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

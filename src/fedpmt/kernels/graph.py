@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fedpmt.kernels.chains import is_chain
-from fedpmt.kernels.layout import Net, fill, read_back, rows_of, shapes_of
+from fedpmt.kernels.layout import Net, read_back, rows_of, shapes_of
 from fedpmt.kernels.library import compiled, library
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ KEPT = 16
 """Passes that a thread keeps for the next batch, since new memory costs more than what is done with it."""
 
 
-def differentiable(model: LayeredModel, first: int = 0) -> Callable[[Tensors, Arrays], Tensor]:
+def differentiable(model: LayeredModel, first: int = 0) -> Callable[[Tensors, Arrays], Any]:
     """Give the forward pass from layer `first` on: compiled code's where it knows the chain, else the model's own.
 
     Autograd can go back through either to the tensors, from any loss.
@@ -39,7 +39,7 @@ def differentiable(model: LayeredModel, first: int = 0) -> Callable[[Tensors, Ar
     names = [name for layer in model.structure.layers[first:] for name in layer.tensors]
     found: dict[tuple[torch.Size, ...], tuple[Shape, ...] | None] = {}
 
-    def forward(tensors: Tensors, inputs: Arrays) -> Tensor:
+    def forward(tensors: Tensors, inputs: Arrays) -> Any:
         used = [tensors[name] for name in names]
         if (
             not isinstance(inputs, Tensor)
@@ -123,7 +123,8 @@ class Pass:
 
     def outputs(self, tensors: Tensors, inputs: Tensor) -> Tensor:
         """What comes out, no more than `batch` samples; each of them is kept as the way back needs it."""
-        fill(self.shapes, self._net.weights, tensors)
+        for shape, (weight, bias) in zip(self.shapes, self._net.weights, strict=True):
+            shape.pack(tensors, weight, bias)
         last = self.shapes[-1]
         self._rows = rows_of(inputs, self.shapes[0])
         made = np.empty((len(inputs), last.outputs), dtype=np.float32)

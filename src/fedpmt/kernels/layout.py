@@ -10,6 +10,7 @@ import ctypes
 import math
 import threading
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,7 @@ from fedpmt.kernels.chains import fits, is_chain
 from fedpmt.kernels.library import LANES, compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from fedpmt.models.layered import LayeredModel
     from fedpmt.types import Arrays, Tensors
@@ -46,8 +47,14 @@ class Shape:
     pooled: bool = False
     rectified: bool = False
 
-    def structure(self, gain: float = 1.0) -> library.Layer:
-        """As C reads it; its gradients count `gain` times."""
+    @cached_property
+    def names(self) -> tuple[str, str]:
+        """What its weight and its bias are called."""
+        return f"{self.path}.weight", f"{self.path}.bias"
+
+    @cached_property
+    def structure(self) -> library.Layer:
+        """As C reads it."""
         return library.Layer(
             convolution=self.convolution,
             inputs=self.inputs,
@@ -62,7 +69,7 @@ class Shape:
             blocks=math.prod(self.kernel) if self.convolution else self.spots,
             own_inputs=self.own_inputs,
             own_outputs=self.own_outputs,
-            gain=gain,
+            gain=1.0,
         )
 
     def blank(self) -> tuple[np.ndarray, np.ndarray]:
@@ -75,22 +82,20 @@ class Shape:
 
     def pack(self, tensors: Tensors, packed: np.ndarray, bias: np.ndarray) -> None:
         """Write the layer's tensors there."""
-        self.clear_padding(packed, bias)
-        weight = tensors[f"{self.path}.weight"].detach().numpy()
-        if self.biased:
-            bias[: self.own_outputs] = tensors[f"{self.path}.bias"].detach().numpy()
-        if self.convolution:
-            packed[:, :, : self.own_inputs, : self.own_outputs] = weight.transpose(2, 3, 1, 0)
-            return
-        self._turn(np.ascontiguousarray(weight), packed, back=False)
-
-    def clear_padding(self, packed: np.ndarray, bias: np.ndarray) -> None:
-        """Set the padding around the layer's tensors to zero; training that diverged leaves other values there."""
+        # Training that diverged leaves other values than zero in the padding.
         if packed.shape[-2] > self.own_inputs:
             packed[..., self.own_inputs :, :] = 0
         if self.outputs > self.own_outputs:
             packed[..., self.own_outputs :] = 0
             bias[self.own_outputs :] = 0
+        own_weight, own_bias = self.names
+        weight = tensors[own_weight].detach().numpy()
+        if self.biased:
+            bias[: self.own_outputs] = tensors[own_bias].detach().numpy()
+        if self.convolution:
+            packed[:, :, : self.own_inputs, : self.own_outputs] = weight.transpose(2, 3, 1, 0)
+            return
+        self._turn(np.ascontiguousarray(weight), packed, back=False)
 
     def unpack(self, packed: np.ndarray, bias: np.ndarray, names: frozenset[str]) -> dict[str, Tensor]:
         """The tensors of the layer, as copies."""
@@ -101,11 +106,8 @@ class Shape:
         else:
             weight = np.empty((self.own_outputs, self.own_inputs * self.spots), dtype=np.float32)
             self._turn(weight, packed, back=True)
-        own = {
-            f"{self.path}.weight": torch.from_numpy(weight),
-            f"{self.path}.bias": torch.from_numpy(bias[: self.own_outputs].copy()),
-        }
-        return {name: tensor for name, tensor in own.items() if name in names}
+        own = torch.from_numpy(weight), torch.from_numpy(bias[: self.own_outputs].copy())
+        return {name: tensor for name, tensor in zip(self.names, own, strict=True) if name in names}
 
     def _turn(self, weight: np.ndarray, packed: np.ndarray, *, back: bool) -> None:
         """A linear layer's weights from the tensor's layout to the compiled code's, or back."""
@@ -210,29 +212,19 @@ Buffers = list[tuple[np.ndarray, np.ndarray]]
 _own = threading.local()
 
 
-def own_buffers(shapes: Sequence[Shape], place: str) -> Buffers:
+def own_buffers(shapes: Sequence[Shape], place: str, tensors: Tensors | None = None) -> Buffers:
     """This thread's buffers for one purpose: new memory for every device would cost more than what is copied there.
 
-    They hold what the last user left.
+    They hold these tensors, or what the last user left.
     """
     key, known = tuple(shapes), _own.__dict__
     if known.get(place, (None,))[0] != key:
         known[place] = key, [shape.blank() for shape in shapes]
     buffers: Buffers = known[place][1]
+    if tensors is not None:
+        for shape, (weight, bias) in zip(shapes, buffers, strict=True):
+            shape.pack(tensors, weight, bias)
     return buffers
-
-
-def laid_out(shapes: Sequence[Shape], tensors: Tensors, place: str = "weights") -> Buffers:
-    """Weights and biases in this thread's own buffers."""
-    buffers = own_buffers(shapes, place)
-    fill(shapes, buffers, tensors)
-    return buffers
-
-
-def fill(shapes: Sequence[Shape], buffers: Buffers, tensors: Tensors) -> None:
-    """Write all layers' tensors into buffers."""
-    for shape, (weight, bias) in zip(shapes, buffers, strict=True):
-        shape.pack(tensors, weight, bias)
 
 
 def read_back(
@@ -254,13 +246,13 @@ class Net:
         weights: Buffers,
         velocity: Buffers | None = None,
         shift: Buffers | None = None,
-        gains: Mapping[str, float] | None = None,
+        gains: Sequence[float] = (),
     ) -> None:
         self.weights, self._held = weights, (velocity, shift)
-        factors = gains or {}
-        self._layers = (library.Layer * len(shapes))(
-            *(shape.structure(factors.get(shape.path, 1.0)) for shape in shapes)
-        )
+        # An array of copies: what is set here is of this net alone.
+        self._layers = (library.Layer * len(shapes))(*(shape.structure for shape in shapes))
+        for layer, gain in zip(self._layers, gains, strict=False):
+            layer.gain = gain  # its gradients count this many times
         nothing = [(None, None)] * len(shapes)
         self._values = (library.Values * len(shapes))(
             *(

@@ -116,6 +116,7 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
+@cache
 def compiled() -> ctypes.CDLL:
     """The compiled code, for what is only called where it is known to be there."""
     loaded = library()

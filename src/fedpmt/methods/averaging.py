@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits
 from fedpmt.parts.part import GLOBAL, Part, take
 from fedpmt.training.local import LocalWork
-from fedpmt.training.messages import Client, Reply, Task
+from fedpmt.training.messages import UPDATE, Client, Reply, Task
 from fedpmt.training.server import REPLACE, ServerOptimizer
 from fedpmt.types import MODEL
 
@@ -52,7 +52,7 @@ class MeanFold(Fold[Averaged]):
         self._mean = CoverageMean(state.tensors, rule)
 
     def add(self, reply: Reply) -> None:
-        self._mean.add(reply.part, reply.update, weight_of(self._weight, reply.samples))
+        self._mean.add(reply.part, reply.tensors[UPDATE], weight_of(self._weight, reply.samples))
 
     def finish(self, server: Server) -> Step[Averaged]:
         state = self._state

@@ -104,12 +104,8 @@ class Round:
 
     index: int  # t, from 0
     price: PriceOf
-    generator: Callable[[str, int | None], np.random.Generator]
+    rng: Seeds  # one generator per purpose and device, of this round
     cohort: tuple[int, ...] = ()  # S, the devices that are asked, in order
-
-    def rng(self, purpose: str, device: int | None = None) -> np.random.Generator:
-        """The generator of this purpose, round and device."""
-        return self.generator(purpose, device)
 
 
 @dataclass(frozen=True)

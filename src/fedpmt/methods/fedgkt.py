@@ -241,6 +241,7 @@ class FedGKT(Method[Group, Edge]):
         classes = trial.suffix(STEM, trial.initial(), features).shape[-1]
         head = FlatLinear(features.shape[1:], classes)
         initialise(head, rng("edge"))
+        trial.release()
         stem = [copy.deepcopy(module) for _, module in trial.modules_of(0, STEM)]
         named = OrderedDict[str, nn.Module]((f"stem{place}", module) for place, module in enumerate(stem))
         return {EDGE: layered(nn.Sequential(named | {HEAD: head}))}

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.methods.base import Traits, acts
-from fedpmt.parts.depth import block, mask, suffixes
+from fedpmt.parts.depth import block, suffixes
+from fedpmt.parts.part import mask
 from fedpmt.pricing.matching import largest
 from fedpmt.resources import ROUNDING
 
@@ -40,7 +41,11 @@ class FedPMT(PartAveraging):
 
     def masks(self, state: Averaged) -> tuple[Part, ...]:
         """Ξ_1 to Ξ_|I|, smallest first."""
-        return suffixes(state.structure, self.depths or len(state.structure.layers))
+        memo = state.structure.memo
+        if (FedPMT, self.depths) not in memo:
+            memo[FedPMT, self.depths] = suffixes(state.structure, self.depths or len(state.structure.layers))
+        made: tuple[Part, ...] = memo[FedPMT, self.depths]
+        return made
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """Option I: the largest f_k within what the server knows the device can do."""

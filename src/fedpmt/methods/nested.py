@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedpmt.methods.averaging import Averaged, Weight, weight_of
 from fedpmt.methods.base import Predictor
@@ -188,7 +188,7 @@ class WidthsWork(LocalWork[None]):
         return replace(part.extra, task_bytes=FLOAT_BYTES * sum(sizes), answers=answers)
 
 
-def outputs_at(run: Run[None], level: int, inputs: Arrays) -> Tensor:
+def outputs_at(run: Run[None], level: int, inputs: Arrays) -> Any:
     """What the net of one of the widths gives; the last is the part's own."""
     tensors = run.tensors
     if level < len(run.part.inner):

@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedpmt.models.axes import chain_axes, declared_axes, fit_attributes, traced_axes
-from fedpmt.models.structure import Axes, Layer, Structure
+from fedpmt.models.cutting import Cut, capture, find_cut, replay, unit_calls
+from fedpmt.models.finding import (
+    Finder,
+    declare,
+    group,
+    has_parameters,
+    is_inside,
+    is_plain_sequential,
+    may_hold_blocks,
+    sequential_leaves,
+)
+from fedpmt.models.layout import Layout, TiedOwner, arrange
+from fedpmt.models.tracing import trace
+from fedpmt.models.trees import tensors_in
 from fedpmt.types import Arrays, SettingError, Tensors
 
 if TYPE_CHECKING:
     from fedpmt.models.axes.declared import Declared
+    from fedpmt.models.cutting import UnitCall
+    from fedpmt.models.finding import Stage
+    from fedpmt.models.structure import Axes
+    from fedpmt.models.tracing import Trace
 
 PREFIX_BATCH = 64
 """Samples at a time when a frozen prefix is run for the cache: enough to be fast, few enough to stay in memory."""
 
-NORMS = (
-    nn.modules.batchnorm._BatchNorm,
-    nn.modules.instancenorm._InstanceNorm,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.LocalResponseNorm,
-)
+KEPT, INPUTS = "kept", "inputs"
+
+
+@dataclass
+class Cuts:
+    """Where a module can be cut at run time; found when first asked for, and shared by all clones of a model."""
+
+    example: Arrays
+    calls: tuple[UnitCall, ...]
+    trace: Trace
+    found: dict[int, Cut | None] = field(default_factory=dict)
 
 
 class LayeredModel:
@@ -39,162 +60,304 @@ class LayeredModel:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        stages: Sequence[tuple[str, Sequence[str]]],
-        axes: Axes | Callable[[], Axes] | None,
-        composable: bool,
+        self, module: nn.Module, layout: Layout, *, composable: bool, cuts: Cuts | None = None
     ) -> None:
         self.module = module
+        self.layout = layout
+        self.structure = layout.structure
         self.composable = composable
-        # Looking for tensors with two names costs a fifth of a step on a small net: only where there are some.
-        self._tied = len(list(module.named_parameters(remove_duplicate=False))) > len(
-            list(module.parameters())
-        )
-        self._stages = tuple((name, tuple(paths)) for name, paths in stages)
-        self._halves: dict[tuple[int, int], tuple[nn.Module, dict[str, str]]] = {}
-        state = {name for name, tensor in module.state_dict().items() if tensor.is_floating_point()}
-        # What its owner has frozen (requires_grad_(False)) is part of the module, not of the federation.
-        parameters = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-        layers = tuple(
-            Layer(
-                name,
-                tuple(n for n in parameters if _inside(n, paths)),
-                tuple(n for n, _ in module.named_buffers() if n in state and _inside(n, paths)),
-            )
-            for name, paths in self._stages
-        )
-        shapes = {n: tuple(t.shape) for n, t in (*module.named_parameters(), *module.named_buffers())}
-        covered = {name for layer in layers for name in layer.tensors}
-        self.structure = Structure(layers, {name: shapes[name] for name in covered}, axes)
+        self._cuts = cuts
+        self._slots = {name: _slots(module, names) for name, names in layout.aliases.items()}
+        self._own = {name: slots[0][0][slots[0][1]] for name, slots in self._slots.items()}
+        self._bound: dict[str, Tensor] = {}
 
     def clone(self) -> LayeredModel:
-        """The same model for another thread."""
-        # What was found out about the channels is shared, or found once for all.
-        axes = partial(getattr, self.structure, "axes")
-        return LayeredModel(copy.deepcopy(self.module), self._stages, axes, self.composable)
+        """Copy the model, for another thread."""
+        self.release()
+        return LayeredModel(
+            copy.deepcopy(self.module), self.layout, composable=self.composable, cuts=self._cuts
+        )
 
     def to(self, device: torch.device) -> LayeredModel:
         """The same model on a device; itself where it is there already."""
-        if all(tensor.device.type == device.type for tensor in self.module.state_dict().values()):
+        if all(tensor.device.type == device.type for tensor in self._own.values()):
             return self
-        moved = copy.deepcopy(self.module).to(device)
-        return LayeredModel(moved, self._stages, partial(getattr, self.structure, "axes"), self.composable)
+        moved = self.clone()
+        return LayeredModel(moved.module.to(device), self.layout, composable=self.composable, cuts=self._cuts)
 
     def initial(self) -> dict[str, Tensor]:
         """A copy of the module's own weights."""
-        state = self.module.state_dict()
-        return {name: state[name].detach().clone().contiguous() for name in self.structure.tensors}
+        return {name: self._own[name].detach().clone().contiguous() for name in self.structure.tensors}
+
+    def fixed(self) -> dict[str, Tensor]:
+        """The tensors that are neither trained nor averaged."""
+        return {name: self._own[name].detach() for name in self.structure.fixed}
+
+    def counters(self) -> dict[str, Tensor]:
+        """Copies of integer buffers, such as BatchNorm's count of batches: every local round begins with these."""
+        return {name: one.clone() for name, one in self.fixed().items() if not one.is_floating_point()}
+
+    def state_dict(self, tensors: Tensors) -> dict[str, Tensor]:
+        """All of the module's state with these weights, under every name: what loads strictly into the module."""
+        state = self.module.state_dict(keep_vars=True)
+        values = {**self._own, **tensors}
+        named = {alias: values[name] for name, names in self.layout.aliases.items() for alias in names}
+        return {name: named.get(name, own).detach() for name, own in state.items()}
 
     def set_training(self, trained: Sequence[bool], *, norms: bool = True) -> None:
         """Put trained layers in training mode; frozen ones stay as received, in evaluation mode.
 
-        Without `norms` modules with running statistics stay so as well, wherever they are.
+        Modules that hold layers, and so may drop something between them, are in training mode where a layer is.
+        Without `norms` modules with running statistics stay in evaluation mode, wherever they are.
         """
-        self.module.train(all(trained))
-        for (_, paths), on in zip(self._stages, trained, strict=True):
-            for path in paths:
-                self.module.get_submodule(path).train(on)
+        self.module.train(any(trained))
+        modules = dict.fromkeys(self.layout.base, False)
+        for stage, on in zip(self.layout.stages, trained, strict=True):
+            modules |= dict.fromkeys(stage.paths, on)
+        for path, on in modules.items():
+            self.module.get_submodule(path).train(on)
         if not norms:
             for module in self.module.modules():
                 if getattr(module, "track_running_stats", False):
                     module.eval()
 
-    def forward(self, tensors: Tensors, inputs: Arrays) -> Tensor:
+    def forward(self, tensors: Tensors, inputs: Arrays) -> Any:
         """Run the whole model on these tensors."""
-        with fit_attributes(self.module, self.structure, tensors):
-            return _call(self.module, dict(tensors), inputs, tied=self._tied)
+        self._bind(tensors)
+        return _call(self.module, inputs)
+
+    def release(self) -> None:
+        """Let go of the tensors it was run on last; the module has its own again."""
+        self._bind({})
+
+    def can_cut(self, cut: int) -> bool:
+        """Whether the model can be run in halves before this layer."""
+        if self.composable:
+            return 0 < cut < len(self.structure.layers)
+        return self._cut(cut) is not None
+
+    def prefix(self, cut: int, tensors: Tensors, inputs: Arrays) -> Arrays:
+        """Run the first `cut` layers in evaluation mode, without a graph, and give what the others need of them."""
+        with torch.no_grad():
+            if self.composable:
+                return self.run(0, cut, tensors, inputs)
+            found = self._checked(cut)
+            with self._evaluating():
+                self._bind(tensors)
+                return capture(self.module, found, _count(inputs), lambda: _call(self.module, inputs))
+
+    def entry(self, kept: Arrays, inputs: Arrays) -> Arrays:
+        """What `suffix` takes: what was kept of samples and, unless the model is a chain, the samples themselves."""
+        return kept if self.composable else {KEPT: kept, INPUTS: inputs}
+
+    def suffix(self, cut: int, tensors: Tensors, entry: Arrays) -> Any:
+        """Run the layers from `cut` on."""
+        if self.composable:
+            return self.run(cut, len(self.structure.layers), tensors, entry)
+        inputs, found = entry[INPUTS], self._checked(cut)
+        self._bind(tensors)
+        return replay(self.module, found, entry[KEPT], _count(inputs), lambda: _call(self.module, inputs))
 
     def run(self, first: int, last: int, tensors: Tensors, inputs: Arrays) -> Tensor:
         """Run layers `first` to `last - 1` (counted from 0) of a model that is a chain of its layers."""
-        if (first, last) not in self._halves:
-            self._halves[first, last] = self._chain(first, last)
-        chain, names = self._halves[first, last]
-        return _call(chain, {local: tensors[name] for name, local in names.items()}, inputs, tied=self._tied)
-
-    def prefix(self, cut: int, tensors: Tensors, inputs: Arrays) -> Tensor:
-        """The first `cut` layers, without a graph."""
-        with torch.no_grad():
-            return self.run(0, cut, tensors, inputs)
-
-    def suffix(self, cut: int, tensors: Tensors, hidden: Tensor) -> Tensor:
-        """The layers from `cut` on."""
-        return self.run(cut, len(self._stages), tensors, hidden)
+        if not self.composable:
+            raise SettingError("this model is not a chain of its layers, so it cannot be run in halves")
+        self._bind(tensors)
+        outputs = inputs
+        for _, module in self.modules_of(first, last):
+            outputs = module(outputs)
+        return outputs  # type: ignore[no-any-return]
 
     def modules_of(self, first: int, last: int) -> list[tuple[str, nn.Module]]:
         """The modules of layers `first` to `last - 1` in order, each with its path."""
-        paths = [path for _, stage in self._stages[first:last] for path in stage]
+        paths = [path for stage in self.layout.stages[first:last] for path in stage.paths]
         return [(path, self.module.get_submodule(path)) for path in paths]
 
-    def _chain(self, first: int, last: int) -> tuple[nn.Module, dict[str, str]]:
-        if not self.composable:
-            raise SettingError("this model is not a chain of its layers, so it cannot be run in halves")
-        modules = self.modules_of(first, last)
-        chain = nn.Sequential(*(module for _, module in modules))
-        names = {}
-        for position, (path, _) in enumerate(modules):
-            for name in self.structure.tensors:
-                if _inside(name, (path,)):
-                    names[name] = f"{position}.{name[len(path) + 1 :]}"
-        return chain, names
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Put everything in evaluation mode for a while."""
+        modes = [(module, module.training) for module in self.module.modules()]
+        self.module.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+    def _checked(self, cut: int) -> Cut:
+        found = self._cut(cut)
+        if found is None:
+            raise SettingError(f"this model cannot be cut before layer {cut + 1}")
+        return found
+
+    def _cut(self, cut: int) -> Cut | None:
+        cuts = self._cuts
+        if cuts is None or not 0 <= cut < len(self.structure.layers):
+            return None
+        if cut not in cuts.found:
+            cuts.found[cut] = self._try_cut(cuts, cut)
+        return cuts.found[cut]
+
+    def _try_cut(self, cuts: Cuts, layer: int) -> Cut | None:
+        """Compare the cut forward pass with the whole one; where they differ, keep all that crosses, or do not cut."""
+        cut = find_cut(cuts.calls, cuts.trace, layer)
+        if cut is None:
+            return None
+        everything = Cut(cut.calls, frozenset(range(len(cut.calls))))
+        return next((one for one in (cut, everything) if self._agrees(cuts, layer, one)), None)
+
+    def _agrees(self, cuts: Cuts, layer: int, cut: Cut) -> bool:
+        cuts.found[layer] = cut
+        device = next(iter(self._own.values())).device
+        example = _on(cuts.example, device)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), self._evaluating():
+                kept = self.prefix(layer, {}, _rows(example, [0, 1, 0]))
+                # Other samples in another order: what has been kept must really be one row per sample.
+                rows = {name: tensor[[1, 2]] for name, tensor in kept.items()}
+                half = self.suffix(layer, {}, self.entry(rows, _rows(example, [1, 0])))
+                whole = self.forward({}, _rows(example, [1, 0]))
+        except Exception:
+            # A user's forward pass meets stand-ins here, and may fail on them in any way.
+            return False
+        finally:
+            del cuts.found[layer]
+        pairs = list(zip(tensors_in(half), tensors_in(whole), strict=True))
+        return bool(pairs) and all(_close(one, other) for one, other in pairs)
+
+    def _bind(self, tensors: Tensors) -> None:
+        """Put tensors in their places in the module; what is not given is the module's own.
+
+        Only what has changed since the last time is put there, so that the steps of a local round cost next to nothing.
+        """
+        bound, changed = self._bound, False
+        if len(bound) > len(tensors) or not bound.keys() <= tensors.keys():
+            for name in [name for name in bound if name not in tensors]:
+                self._put(name, self._own[name])
+                del bound[name]
+                changed = True
+        for name, tensor in tensors.items():
+            if bound.get(name) is not tensor:
+                self._put(name, tensor)
+                bound[name] = tensor
+                changed = True
+        if changed:
+            fit_attributes(self.module, self.structure, bound)
+
+    def _put(self, name: str, tensor: Tensor) -> None:
+        for holder, attribute in self._slots[name]:
+            holder[attribute] = tensor
 
 
-def _call(module: nn.Module, tensors: dict[str, Tensor], inputs: Arrays, *, tied: bool = True) -> Tensor:
+def _slots(module: nn.Module, names: Sequence[str]) -> list[tuple[dict[str, Any], str]]:
+    """The dictionaries in which a module keeps a tensor, and its key there."""
+    found = []
+    for name in names:
+        path, _, attribute = name.rpartition(".")
+        owner = module.get_submodule(path)
+        found.append((owner._parameters if attribute in owner._parameters else owner._buffers, attribute))
+    return found
+
+
+def _call(module: nn.Module, inputs: Arrays) -> Any:
     # A dict of inputs is a call by keyword, as most modules with several inputs expect.
-    arguments, keywords = ((), dict(inputs)) if isinstance(inputs, Mapping) else ((inputs,), {})
-    outputs: Tensor = functional_call(module, tensors, arguments, keywords, tie_weights=tied)
-    return outputs
+    return module(**inputs) if isinstance(inputs, Mapping) else module(inputs)
 
 
-def _inside(name: str, paths: Sequence[str]) -> bool:
-    return any(path == "" or name.startswith(f"{path}.") for path in paths)
+def _count(inputs: Arrays) -> int:
+    return len(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs)
+
+
+def _rows(inputs: Arrays, rows: list[int]) -> Arrays:
+    if isinstance(inputs, Mapping):
+        return {name: _rows(array, rows) for name, array in inputs.items()}
+    return inputs[rows]
+
+
+def _on(inputs: Arrays, device: torch.device) -> Arrays:
+    if isinstance(inputs, Mapping):
+        return {name: _on(array, device) for name, array in inputs.items()}
+    return inputs.to(device)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    scale = float(other.abs().max()) if other.numel() else 0.0
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-5 * max(1.0, scale), equal_nan=True)
 
 
 def layered(
     module: nn.Module,
     *,
-    layers: Sequence[str] | None = None,
+    layers: Sequence[str | Sequence[str]] | None = None,
     example: Arrays | None = None,
     axes: Axes | Declared | None = None,
+    tied: TiedOwner = "last",
 ) -> LayeredModel:
-    """Find the layers of a module.
+    """Find the layers of a module, which itself stays as it is.
 
-    An `nn.Sequential` gives its own. For another module, `layers` names its submodules in the order
-    of the forward pass (a residual block is one layer), or they are found by running `example`, one
-    batch of inputs. What cannot be found is refused with the reason. Only a plain `nn.Sequential` is known to
-    be a chain of its layers, so only there can a frozen prefix be cached. `axes` says which channels go together, for
-    cutting by width: for each tensor, a group's name for each of its axes. They are read off a chain, and found for
-    another module by following `example` through it.
+    Args:
+        module: Any module. A plain `nn.Sequential` is a chain of its layers.
+        layers: Layers in the order of the forward pass, where they are not to be found: each a path of a submodule or
+            a parameter, or a list of these.
+        example: Two or more samples of inputs, by which layers are found. Only a plain `nn.Sequential`, or a module
+            whose layers are named, does without.
+        axes: Which channels go together, for cutting by width: for each tensor that is cut, a group's name for each of
+            its axes. Else they are found by following the example, when a method asks.
+        tied: The layer to which a parameter belongs that several use: the first of them or the last.
 
-    >>> net = nn.Sequential(OrderedDict(flat=nn.Flatten(), a=nn.Linear(4, 3), act=nn.ReLU(), b=nn.Linear(3, 2)))
+    Raises:
+        SettingError: There is no layer to be found, or a named one does not exist or runs out of order.
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> [layer.name for layer in layered(net).structure.layers]
-    ['a', 'b']
+    ['1', '3']
     """
     check_shapes(module)
-    found: Axes | Callable[[], Axes] | None = None
-    if isinstance(axes, Mapping):
-        axes = declared_axes(module, axes, example)
-    if layers is not None:
-        stages, composable = _declared(module, layers), False
-    elif _is_plain_sequential(module):
-        stages, composable = (
-            _grouped([(path, module.get_submodule(path)) for path in _leaves(module, "")]),
-            True,
-        )
-        found = chain_axes(module, [path for _, paths in stages for path in paths])
+    own, scratch = copy.deepcopy(module), copy.deepcopy(module)
+    chain = layers is None and _is_chain(own, traceable=example is not None)
+    few = many = None
+    channels: Axes | Callable[[], Axes] | None
+    channels = declared_axes(module, axes, example) if isinstance(axes, Mapping) else axes
+    if chain:
+        leaves = list(sequential_leaves(own))
+        stages = group([(path, own.get_submodule(path)) for path in leaves])
+        channels = channels or chain_axes(own, [path for stage in stages for path in stage.paths])
     elif example is not None:
-        stages, composable = _found(module, example), False
+        few, many = (trace(scratch, _rows(example, rows), _call) for rows in ([0, 1], [0, 1, 0]))
+        finder = Finder(own, few)
+        stages = finder.stages() if layers is None else finder.declared(layers)
+    elif layers is not None:
+        stages = declare(own, layers)
     else:
         raise SettingError(
             f"model: {type(module).__name__} is not an nn.Sequential; "
             "name its layers in the order of the forward pass (layers=[...])"
         )
-    if not stages:
-        raise SettingError(f"model: {type(module).__name__} has no layer with weights")
-    _check_cover(module, stages)
-    if found is None and example is not None:
-        found = partial(traced_axes, module, example)
-    return LayeredModel(module, stages, axes or found, composable)
+    _check(module, stages)
+    if channels is None and example is not None:
+        channels = partial(traced_axes, module, example)
+    layout = arrange(own, stages, few, channels, tied)
+    chain = chain and not layout.base  # what runs before the first layer is in none of them
+    cuts = None
+    if few is not None and many is not None:
+        calls = unit_calls(layout, few, many, (2, 3))
+        few.forget_values()
+        cuts = None if calls is None else Cuts(_rows(example, [0, 1]), calls, few)
+    return LayeredModel(own, layout, composable=chain, cuts=cuts)
+
+
+def _is_chain(module: nn.Module, *, traceable: bool) -> bool:
+    """Whether a module is an nn.Sequential of layers; a trace finds more where it wraps a net, or a frozen one."""
+    if not is_plain_sequential(module):
+        return False
+    children = [module.get_submodule(path) for path in sequential_leaves(module)]
+    first = next((child for child in children if has_parameters(child)), module)
+    frozen = not any(parameter.requires_grad for parameter in first.parameters())
+    return not traceable or not (frozen or any(may_hold_blocks(child) for child in children))
 
 
 def check_shapes(module: nn.Module) -> None:
@@ -206,124 +369,17 @@ def check_shapes(module: nn.Module) -> None:
             )
 
 
-def _leaves(module: nn.Module, path: str) -> Iterator[str]:
-    """Paths of the modules a (nested) Sequential runs one after another."""
-    # Not named_children, which leaves out the second use of one module, such as a shared activation.
-    for name, child in module._modules.items():
-        child_path = f"{path}.{name}" if path else name
-        if child is not None and _is_plain_sequential(child):
-            yield from _leaves(child, child_path)
-        else:
-            yield child_path
-
-
-def _is_plain_sequential(module: nn.Module) -> bool:
-    """Whether a module does nothing but run its children in a row."""
-    return (
-        isinstance(module, nn.Sequential)
-        and type(module).forward is nn.Sequential.forward
-        and not hooked(module)
-    )
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether calling a module does more than its forward pass."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-
-
-def _has_weights(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
-
-
-def _grouped(modules: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, list[str]]]:
-    """Each weighted module opens a layer; norms and stateless modules belong to the layer before."""
-    stages: list[tuple[str, list[str]]] = []
-    leading: list[str] = []
-    for path, module in modules:
-        if _has_weights(module) and (not stages or not isinstance(module, NORMS)):
-            stages.append((path, [*leading, path]))
-            leading = []
-        elif stages:
-            stages[-1][1].append(path)
-        else:
-            leading.append(path)
-    return stages
-
-
-def _declared(module: nn.Module, names: Sequence[str]) -> list[tuple[str, list[str]]]:
-    paths = [path for path, _ in module.named_modules()]
-    for name in names:
-        if name not in paths:
-            raise SettingError.unknown("model: layer", name, [path for path in paths if path])
-    return [(name, [name]) for name in names]
-
-
-def _found(module: nn.Module, example: Arrays) -> list[tuple[str, list[str]]]:
-    """The weighted children in the order in which the forward pass enters them."""
-    candidates: OrderedDict[str, nn.Module] = OrderedDict()
-
-    def descend(parent: nn.Module, path: str) -> None:
-        for name, child in parent.named_children():
-            child_path = f"{path}.{name}" if path else name
-            if _is_stack(child):
-                descend(child, child_path)
-            else:
-                candidates[child_path] = child
-
-    descend(module, "")
-    order: list[str] = []
-    hooks = [
-        child.register_forward_pre_hook(lambda _m, _a, path=path: order.append(path))
-        for path, child in candidates.items()
-    ]
-    was_training = module.training
-    try:
-        module.eval()
-        with torch.no_grad():
-            _call(module, {}, example)
-    finally:
-        module.train(was_training)
-        for hook in hooks:
-            hook.remove()
-    weighted = [path for path in order if _has_weights(candidates[path])]
-    twice = next((path for path in weighted if weighted.count(path) > 1), None)
-    if twice is not None:
-        raise SettingError(
-            f"model: '{twice}' runs more than once in a forward pass, so its depth is not defined; "
-            "name the layers (layers=[...]) with it inside one of them"
-        )
-    return _grouped([(path, candidates[path]) for path in weighted])
-
-
-def _is_stack(module: nn.Module) -> bool:
-    """Whether a module only holds layers in a row, as nn.TransformerEncoder does; anything else is one layer."""
-    if isinstance(module, nn.Sequential | nn.ModuleList):
-        return True
-    holds_list = any(isinstance(child, nn.ModuleList) for child in module.children())
-    return holds_list and next(module.parameters(recurse=False), None) is None
-
-
-def _check_cover(module: nn.Module, stages: Sequence[tuple[str, Sequence[str]]]) -> None:
-    owners: dict[str, str] = {}
-    for layer, paths in stages:
+def _check(module: nn.Module, stages: Sequence[Stage]) -> None:
+    """Refuse a module without layers, and layers that overlap."""
+    if not any(stage.paths or stage.parameters for stage in stages) or not has_parameters(module):
+        raise SettingError(f"model: {type(module).__name__} has no layer with weights")
+    owners: dict[str, Stage] = {}
+    for stage in stages:
         for name, _ in module.named_parameters(remove_duplicate=False):
-            if _inside(name, paths):
-                if name in owners:
-                    raise SettingError(
-                        f"model: parameter '{name}' is in two layers, '{owners[name]}' and '{layer}'"
-                    )
-                owners[name] = layer
-    missing = [name for name, p in module.named_parameters() if name not in owners and p.requires_grad]
-    if missing:
-        raise SettingError(
-            f"model: parameter '{missing[0]}' is in none of the layers "
-            f"({', '.join(name for name, _ in stages)}); wrap it in a submodule or name the layers (layers=[...])"
-        )
-    tied: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        first = tied.setdefault(id(parameter), name)
-        if owners.get(first) != owners.get(name):
-            raise SettingError(
-                f"model: '{first}' and '{name}' are one tensor in two layers, so it cannot be frozen in one and "
-                "trained in the other; name layers that hold both"
-            )
+            if (
+                is_inside(name, [*stage.paths, *stage.parameters])
+                and owners.setdefault(name, stage) is not stage
+            ):
+                raise SettingError(
+                    f"model: parameter '{name}' is in two layers, '{owners[name].name}' and '{stage.name}'"
+                )

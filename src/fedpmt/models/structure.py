@@ -120,11 +120,15 @@ class Axes:
 
 @dataclass(frozen=True)
 class Structure:
-    """The layers L of a model with the shapes of its tensors."""
+    """The layers L of a model with the shapes of its tensors.
+
+    Devices hold `fixed` from the start; everything else travels.
+    """
 
     layers: tuple[Layer, ...]
     shapes: Mapping[str, tuple[int, ...]]
     channels: Axes | Callable[[], Axes] | None = None  # the axes, or what finds them once somebody asks
+    fixed: tuple[str, ...] = ()  # neither trained nor averaged: what the owner froze, and counters
 
     @cached_property
     def axes(self) -> Axes | None:

@@ -37,25 +37,9 @@ def suffixes(structure: Structure, count: int) -> tuple[Part, ...]:
     This gives the paper's splits: |I| = 2 freezes the first layer or none, |I| = |L| goes down to
     the classifier alone.
     """
-    known: tuple[Part, ...] | None = structure.memo.get(("suffixes", count))
-    if known is not None:
-        return known
     layers = len(structure.layers)
     if not 1 <= count <= layers:
         raise SettingError(
             f"depths = {count} is refused: this model has {layers} layers, so 1 to {layers} depths"
         )
-    made = tuple(suffix(structure, count - depth, f"depth {depth}") for depth in range(1, count + 1))
-    structure.memo["suffixes", count] = made
-    return made
-
-
-def mask(structure: Structure, part: Part) -> tuple[int, ...]:
-    """The vector f_k over the layers: 1 where a layer is trained."""
-    return tuple(int(any(name in part.trained for name in layer.tensors)) for layer in structure.layers)
-
-
-def frozen_prefix(structure: Structure, part: Part) -> int:
-    """How many layers stand before the first trained one."""
-    trained = mask(structure, part)
-    return trained.index(1) if 1 in trained else len(trained)
+    return tuple(suffix(structure, count - depth, f"depth {depth}") for depth in range(1, count + 1))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from fedpmt.models.structure import Structure
     from fedpmt.types import Tensors
 
 GLOBAL = "global"
@@ -83,6 +84,17 @@ class Part:
         if not self.kept:
             return self
         return replace(self, sent={**self.sent, **self.kept}, trained={**self.trained, **self.kept}, kept={})
+
+
+def mask(structure: Structure, part: Part) -> tuple[int, ...]:
+    """The vector f_k over the layers: 1 where a layer is trained."""
+    return tuple(int(any(name in part.trained for name in layer.tensors)) for layer in structure.layers)
+
+
+def frozen_prefix(structure: Structure, part: Part) -> int:
+    """How many layers stand before the first trained one."""
+    trained = mask(structure, part)
+    return trained.index(1) if 1 in trained else len(trained)
 
 
 def size(selection: Selection, shape: tuple[int, ...]) -> int:

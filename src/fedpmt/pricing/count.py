@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
@@ -72,23 +71,6 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if name:
                 self.by_tensor[name] += work
         return result
-
-
-class NoFastPath(TorchFunctionMode):
-    """Keeps modules on their ordinary path: torch's fused encoder layer is one operation without parts.
-
-    Modules look for such a mode before they fuse; unlike torch's global switch it holds for this thread only.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run the function as it is."""
-        return func(*args, **(kwargs or {}))
 
 
 def _product(left: Tensor, right: Tensor) -> int:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedpmt.parts.depth import frozen_prefix, mask
-from fedpmt.parts.part import WHOLE, place, take
-from fedpmt.pricing.count import NoFastPath, OperationCounter, storage_of
+from fedpmt.models.tracing import NoFastPath
+from fedpmt.models.trees import map_tensors, tensors_in
+from fedpmt.parts.part import WHOLE, frozen_prefix, mask, place, take
+from fedpmt.pricing.count import OperationCounter, storage_of
 from fedpmt.pricing.footprint import Footprint, Timeline
 from fedpmt.types import SettingError
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from fedpmt.models.layered import LayeredModel
     from fedpmt.parts.part import Part
     from fedpmt.types import Arrays, Tensors
+
+BASE = ""
+"""What runs before the first layer, and is never trained."""
 
 SAMPLES = 2
 """BatchNorm needs two samples to train; everything counted is linear in them."""
@@ -33,7 +37,7 @@ SAMPLES = 2
 class Measurement:
     """Multiply-adds of one sample, and the bytes that any number of samples hold."""
 
-    forward: Mapping[str, float]  # by layer
+    forward: Mapping[str, float]  # by layer, and of the base
     gradient: float  # weight gradients of the trained tensors
     backward: float  # gradient plus error signals
     step: Timeline  # of one training step: the gathered batch, activations, gradients, temporary buffers
@@ -71,13 +75,13 @@ def measure(
         local[name].requires_grad_()
     model.set_training([bool(on) for on in mask(structure, part)])
     cut = frozen_prefix(structure, part)
-    if not model.composable or cut == len(structure.layers):
-        cut = 0
+    halves = cut if model.can_cut(cut) else None
     # Dropout draws from torch's global generator: it is put back, so that pricing never changes a run.
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        counts = _count(model, local, trains, inputs, cut)
+        counts = _count(model, local, trains, inputs, halves)
         few, many = (
-            _hold(model, local, trains, gathered, cut, cached=cached) for gathered in (inputs, _twice(inputs))
+            _hold(model, local, trains, gathered, halves, cached=cached)
+            for gathered in (inputs, _twice(inputs))
         )
     numbers = (SAMPLES, 2 * SAMPLES)
     prefix = None
@@ -88,25 +92,28 @@ def measure(
 
 
 def _count(
-    model: LayeredModel, local: Tensors, trains: list[str], inputs: Arrays, cut: int
+    model: LayeredModel, local: Tensors, trains: list[str], inputs: Arrays, cut: int | None
 ) -> tuple[dict[str, float], float, float]:
     """Multiply-adds of one sample: forward by layer, of the weight gradients, and of the whole backward pass."""
     structure = model.structure
-    owners = {storage_of(tensor): name for name, tensor in local.items() if tensor.numel()}
-    layer_of = {name: layer.name for layer in structure.layers for name in layer.tensors}
-    first = structure.layers[0].name
+    tensors = {**model.fixed(), **local}
+    owners = {storage_of(tensor): name for name, tensor in tensors.items() if tensor.numel()}
+    names = [*(layer.name for layer in structure.layers), BASE]
+    layer_of = {name: names[place] for name, place in model.layout.owners.items()}
+    first = BASE if model.layout.base else names[0]
     forward, backward = OperationCounter(owners, layer_of, first), OperationCounter(owners, layer_of, first)
     reached: list[str] = []
     with NoFastPath():
         with forward:
             outputs = _outputs(model, local, inputs, cut)
-        if outputs.requires_grad:
-            total = outputs.sum()
+        answers = [one for one in tensors_in(outputs) if one.requires_grad]
+        if answers:
+            total = _total([one.sum() for one in answers])
             with backward:
                 gradients = torch.autograd.grad(total, [local[name] for name in trains], allow_unused=True)
             reached = [name for name, gradient in zip(trains, gradients, strict=True) if gradient is not None]
     return (
-        {layer.name: forward.by_layer[layer.name] / SAMPLES for layer in structure.layers},
+        {name: forward.by_layer[name] / SAMPLES for name in names},
         sum(forward.by_tensor[name] for name in reached) / SAMPLES,
         backward.total / SAMPLES,
     )
@@ -123,50 +130,56 @@ class _Held:
 
 
 def _hold(
-    model: LayeredModel, local: Tensors, trains: list[str], data: Arrays, cut: int, *, cached: bool
+    model: LayeredModel, local: Tensors, trains: list[str], data: Arrays, cut: int | None, *, cached: bool
 ) -> _Held:
     """Run the phases of a local round: the frozen layers for the cache, then one step on a gathered batch.
 
     The data itself does not count: a device has it anyway.
     """
-    known = [*local.values(), *(data.values() if isinstance(data, Mapping) else [data])]
+    known = [*local.values(), *tensors_in(data)]
     before, hidden_bytes = None, 0
-    if cached and cut:
+    if cached and cut is not None:
         with Footprint(known) as running:
-            data = model.prefix(cut, local, data)
-        before, hidden_bytes = running.history, data.untyped_storage().nbytes()
-        known.append(data)
+            kept = model.prefix(cut, local, data)
+        before, hidden_bytes = (
+            running.history,
+            sum(one.untyped_storage().nbytes() for one in tensors_in(kept)),
+        )
+        data = model.entry(kept, data)
+        known += tensors_in(kept)
+        del kept
     with Footprint(known) as step:
-        batch = _gathered(data)
-        outputs = model.suffix(cut, local, batch) if before else _outputs(model, local, batch, cut)
-        kept = 0
-        if outputs.requires_grad:
+        batch = map_tensors(data, torch.clone)  # as drawing a batch makes one
+        outputs = (
+            _outputs(model, local, batch, cut)
+            if before is None or cut is None
+            else model.suffix(cut, local, batch)
+        )
+        kept_at = 0
+        answers = [one for one in tensors_in(outputs) if one.requires_grad]
+        if answers:
             # Like cross-entropy it keeps one number for each output, and any outputs will do.
-            loss = torch.log_softmax(outputs, dim=-1).select(-1, 0).sum()
-            del outputs
-            kept = len(step.history) - 1
+            loss = _total([torch.log_softmax(one, dim=-1).select(-1, 0).sum() for one in answers])
+            del outputs, answers
+            kept_at = len(step.history) - 1
             gradients = torch.autograd.grad(loss, [local[name] for name in trains], allow_unused=True)
             del gradients
-    return _Held(step.history if trains else [], kept, before, hidden_bytes)
+    return _Held(step.history if trains else [], kept_at, before, hidden_bytes)
 
 
-def _outputs(model: LayeredModel, local: Tensors, inputs: Arrays, cut: int) -> Tensor:
-    if cut:
-        return model.suffix(cut, local, model.prefix(cut, local, inputs))
-    return model.forward(local, inputs)
+def _outputs(model: LayeredModel, local: Tensors, inputs: Arrays, cut: int | None) -> Any:
+    if cut is None:
+        return model.forward(local, inputs)
+    return model.suffix(cut, local, model.entry(model.prefix(cut, local, inputs), inputs))
 
 
-def _gathered(data: Arrays) -> Arrays:
-    """A copy, as drawing a batch makes one."""
-    if isinstance(data, Mapping):
-        return {name: array.clone() for name, array in data.items()}
-    return data.clone()
+def _total(numbers: list[Tensor]) -> Tensor:
+    first, *others = numbers
+    return sum(others, start=first)
 
 
 def _twice(data: Arrays) -> Arrays:
-    if isinstance(data, Mapping):
-        return {name: torch.cat([array, array]) for name, array in data.items()}
-    return torch.cat([data, data])
+    return map_tensors(data, lambda array: torch.cat([array, array]))
 
 
 def _local(tensor: Tensor, part: Part, name: str) -> Tensor:

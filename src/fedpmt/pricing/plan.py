@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from fedpmt.devices.fleet import Device
-from fedpmt.parts.depth import mask
-from fedpmt.parts.part import GLOBAL
+from fedpmt.parts.part import GLOBAL, mask
 from fedpmt.pricing.matching import largest
 from fedpmt.pricing.meter import Meter, Plan, download_bytes, upload_bytes
 from fedpmt.resources import ROUNDING, Resources
@@ -46,9 +46,6 @@ class Planner:
     budget: Budget | None = None  # what a device may spend; None: the operations of its depth
     structures: Mapping[str, Structure] = field(default_factory=dict)  # of all nets in play
     extra: Callable[[Part], Extra] | None = None  # what the method's local work adds to a part's price
-    _plans: dict[tuple[Device, int], Plan] = field(
-        init=False, default_factory=dict, compare=False
-    )  # by kind of device
 
     def seconds(self, device: Device, part: Part, samples: int) -> float:
         """T_k of a device that trains this part."""
@@ -158,17 +155,13 @@ class Planner:
         steps = self.times.epochs * -(-samples // self.price.batch)
         return Meter(self.times, self.structures, device, samples, steps, self.extra)
 
-    def plan(self, device: Device, samples: int) -> Plan:
+    @cached_property
+    def plan(self) -> Callable[[Device, int], Plan]:
         """What a device may spend: no more than FedPMT's depth costs there, or than the user allows.
 
-        Found once for each kind of device: its speed, links, memory and number of samples.
+        Found once for each device and number of samples; devices of one kind share it if they are given without id.
         """
-        kind = replace(device, id=0, name=""), samples
-        if kind not in self._plans:
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            self._plans[kind] = self._plan(device, samples)
-        return self._plans[kind]
+        return lru_cache(MOST_PLANS)(self._plan)
 
     def _plan(self, device: Device, samples: int) -> Plan:
         # What FedPMT's depth takes is the limit, whatever another method adds to its own parts.

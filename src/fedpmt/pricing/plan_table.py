@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpmt.parts.depth import full, mask
+from fedpmt.parts.depth import full
+from fedpmt.parts.part import mask
 from fedpmt.pricing.splitting import splitting_constant
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.models.nets import KERNEL, POOL
 from fedpmt.parts import depth
-from fedpmt.parts.part import WHOLE, Whole, local_shape, size
+from fedpmt.parts.part import WHOLE, Whole, frozen_prefix, local_shape, mask, size
 from fedpmt.pricing import paper
 from fedpmt.pricing.cost import FLOAT_BYTES, Cost, LayerCost, Memory
-from fedpmt.pricing.measure import measure, two_samples
+from fedpmt.pricing.measure import BASE, measure, two_samples
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Price:
         self.structure = model.structure
         self.mode, self.net = mode, net
         self.batch, self.samples = batch, samples  # n^x, |D_k|
-        self.cached = cached and model.composable
+        self.cached = cached
         self.held, self.epochs = held, epochs  # numbers that the optimizer holds of each parameter; E
         self._model = model.clone()
         self._tensors = self._model.initial()
@@ -168,10 +168,10 @@ class Price:
 
     def _price(self, part: Part) -> Cost:
         measured = self._measure(part)
-        cut = depth.frozen_prefix(self.structure, part)
+        cut = frozen_prefix(self.structure, part)
         if self.mode == "paper":
             rows = self._formulas(part)
-            trained = depth.mask(self.structure, part)
+            trained = mask(self.structure, part)
             prefix = float(sum(row.forward for row in rows[:cut]))
             forward = float(sum(row.forward for row in rows[cut:]))
             # The signal passes through every layer behind the first trained one, trained or not.
@@ -179,9 +179,10 @@ class Price:
             gradient = float(sum(row.gradient for row, on in zip(rows, trained, strict=True) if on))
             update = float(sum(row.update for row, on in zip(rows, trained, strict=True) if on))
         else:
-            names = [layer.name for layer in self.structure.layers]
-            prefix = self.batch * sum(measured.forward[name] for name in names[:cut])
-            forward = self.batch * sum(measured.forward[name] for name in names[cut:])
+            names = [BASE, *(layer.name for layer in self.structure.layers)]
+            halves = cut + 1 if self._model.can_cut(cut) or cut == len(names) - 1 else 0
+            prefix = self.batch * sum(measured.forward[name] for name in names[:halves])
+            forward = self.batch * sum(measured.forward[name] for name in names[halves:])
             error = self.batch * (measured.backward - measured.gradient)
             gradient = self.batch * measured.gradient
             update = float(self._count(part, self._trained(part)))

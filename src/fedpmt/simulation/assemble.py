@@ -20,9 +20,9 @@ from fedpmt.seeds import Seeds
 from fedpmt.simulation.checkpoint import DeviceStore
 from fedpmt.simulation.executors import Executor, Parallel, Plain
 from fedpmt.simulation.loop import Federation
-from fedpmt.simulation.placement import PlacedData, compute_device
 from fedpmt.simulation.problem import Problem, draws_at_random
-from fedpmt.simulation.schedule import local_settings, make_optimizer
+from fedpmt.training.batches import PlacedData, compute_device
+from fedpmt.training.local import LocalWork, local_settings, make_optimizer
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -79,14 +79,16 @@ def plan(
 
 def extra_of(
     method: Method[Any, Any], price: Price, structures: Mapping[str, Structure]
-) -> Callable[[Part], Extra]:
-    """What a method's local work adds to the price of a part."""
+) -> Callable[[Part], Extra] | None:
+    """What a method's local work adds to the price of a part; None where it is what the part says of itself."""
     work = method.local
+    if type(work).extra is LocalWork.extra:
+        return None
     return lambda part: work.extra(part, price, structures[part.model])
 
 
 @contextmanager
-def assembled(
+def assemble(
     settings: Settings, problem: Problem, method: Method[Any, Any], folder: Path
 ) -> Iterator[Federation]:
     """A federation ready to play; torch gets one thread per device while it lasts."""
@@ -139,4 +141,4 @@ def make_executor(
         fast=settings.executor == "auto",
         public=public,
     )
-    return one if settings.executor == "plain" else Parallel(one, workers)
+    return one if settings.executor == "plain" or workers == 1 else Parallel(one, workers)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fedpmt.parts.depth import mask
-from fedpmt.parts.part import GLOBAL
+from fedpmt.parts.part import GLOBAL, mask
 from fedpmt.pricing.adaptive import LATE, clamp_seconds, fit_speed
 from fedpmt.records import DeviceRecord, RoundRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from fedpmt.records import Outcome
-    from fedpmt.simulation.assignment import Assignment
-    from fedpmt.simulation.clock import Verdict
+    from fedpmt.simulation.cohort import Assignment, Verdict
     from fedpmt.simulation.loop import Federation, Progress
 
 
@@ -45,7 +41,7 @@ def record_round(
         overhead_bytes=sum(one.part.overhead_bytes for one in assignments),
         operations=operations,
         wasted_operations=wasted,
-        learning_rate=federation.local(progress.rounds - 1).learning_rate,
+        learning_rate=federation.rate(progress.rounds - 1),
         layers=coverage,
         devices=tuple(devices),
     )
@@ -53,11 +49,10 @@ def record_round(
 
 def record_device(federation: Federation, one: Assignment, outcome: Outcome) -> DeviceRecord:
     """One device's line: what it did, and where there is a budget, what it spent of what it had."""
-    limits = federation.settings.limits
-    spent = {}
-    if limits is not None:
-        used = one.seconds if limits.resource == "time" else one.usage.of(limits.resource)
-        spent = {"used": used, "budget": one.plan.limit.of(limits.resource)}
+    budget, spent = federation.planner.budget, {}
+    if budget is not None:
+        used = one.seconds if budget.resource == "time" else one.usage.of(budget.resource)
+        spent = {"used": used, "budget": one.plan.limit.of(budget.resource)}
     return DeviceRecord(
         device=one.device.id,
         level=one.device.level,
@@ -78,11 +73,9 @@ def record_device(federation: Federation, one: Assignment, outcome: Outcome) -> 
 
 def fit_speeds(
     federation: Federation, progress: Progress, assignments: Sequence[Assignment], verdict: Verdict
-) -> dict[int, float] | None:
+) -> dict[int, float]:
     """Speeds after this round, from the seconds that devices took; late ones were at least that slow."""
     settings = federation.settings
-    if settings.speeds == "stated":
-        return None
     speeds = dict(progress.speeds or {})
     for one, outcome in zip(assignments, verdict.outcomes, strict=True):
         if outcome in ("failed", "refused"):
@@ -101,26 +94,6 @@ def fit_speeds(
 def _transfer(one: Assignment) -> float:
     times = one.plan.meter.times
     return times.transfer(one.device, one.usage.download, one.usage.upload)
-
-
-def mean_metric(name: str, values: Sequence[float]) -> dict[str, float]:
-    """A metric of the round; none where there is nothing to take the mean of, or it is not finite."""
-    return finite({name: float(np.mean(values)) if values else np.nan})
-
-
-def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Those that are numbers which JSON can hold."""
-    return {name: value for name, value in metrics.items() if np.isfinite(value)}
-
-
-def accept(
-    progress: Progress, keeps_state: bool, assignments: Sequence[Assignment], verdict: Verdict
-) -> dict[int, int] | None:
-    """The last round whose reply counted, by device; None where devices keep nothing."""
-    if progress.accepted is None and not keeps_state:
-        return None
-    arrived = {one.device.id: progress.rounds for one in arrivals(assignments, verdict)}
-    return {**(progress.accepted or {}), **arrived}
 
 
 def arrivals(assignments: Sequence[Assignment], verdict: Verdict) -> list[Assignment]:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpmt.parts.depth import mask
-from fedpmt.parts.part import GLOBAL
+from fedpmt.parts.part import GLOBAL, mask
 from fedpmt.pricing.plan import MOST_KINDS
 from fedpmt.resources import ROUNDING
-from fedpmt.simulation.assignment import assign
+from fedpmt.simulation.cohort import assign
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,40 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpmt.methods.base import Prototype, Round, Server, Setup
+from fedpmt.methods.base import Method, Prototype, Round, Server, Setup
 from fedpmt.records import RoundRecord
 from fedpmt.seeds import Seeds
-from fedpmt.simulation.assignment import assign
-from fedpmt.simulation.bookkeeping import (
-    accept,
-    arrivals,
-    finite,
-    fit_speeds,
-    mean_metric,
-    record_round,
-)
-from fedpmt.simulation.clock import settle
+from fedpmt.simulation.bookkeeping import arrivals, fit_speeds, record_round
+from fedpmt.simulation.cohort import assign, draw_cohort, settle
 from fedpmt.simulation.evaluation import classes_by_level, evaluate, find_statistics
 from fedpmt.simulation.executors import Unit
-from fedpmt.simulation.sampling import cohort
-from fedpmt.simulation.schedule import local_settings
-from fedpmt.training.local import LocalWork, Site
+from fedpmt.training.local import LocalWork, Site, local_settings, schedule_rate
 from fedpmt.training.loop import LOSS
 from fedpmt.training.privacy import epsilon
 
 if TYPE_CHECKING:
     from fedpmt.devices.fleet import Fleet
-    from fedpmt.methods.base import Method, Predictor, Step
+    from fedpmt.methods.base import Predictor, Step
     from fedpmt.models.layered import LayeredModel
     from fedpmt.parts.part import Part
     from fedpmt.pricing.plan import Planner
     from fedpmt.settings import Settings
-    from fedpmt.simulation.assignment import Assignment
     from fedpmt.simulation.checkpoint import DeviceStore
-    from fedpmt.simulation.clock import Verdict
+    from fedpmt.simulation.cohort import Assignment, Verdict
     from fedpmt.simulation.executors import Executor
-    from fedpmt.simulation.placement import PlacedData
     from fedpmt.simulation.problem import Problem
+    from fedpmt.training.batches import PlacedData
     from fedpmt.training.local import LocalSettings
     from fedpmt.training.messages import Reply, Task
     from fedpmt.types import Payload
@@ -104,7 +93,8 @@ class Federation:
     ) -> tuple[Round, list[Assignment]]:
         """Who is asked for what, in device order; `reachable` where not all of the cohort can be."""
         round_ = Round(progress.rounds, self.planner.price, Seeds(self.settings.seed, progress.rounds))
-        devices = cohort(self.settings, self.fleet, round_, self.method.cohort(progress.state, round_))
+        chosen = self.method.cohort(progress.state, round_) if self.chooses_cohort else None
+        devices = draw_cohort(self.settings, self.fleet, round_, chosen)
         if reachable is not None:
             devices = [device for device in devices if device.id in reachable]
         round_ = replace(round_, cohort=tuple(device.id for device in devices))
@@ -112,8 +102,9 @@ class Federation:
 
     def settle(self, assignments: list[Assignment], round_: Round) -> Verdict:
         """What becomes of each device on the clock: known before anybody trains."""
+        chance = self.settings.failure
         failed = [
-            not one.able or bool(round_.rng("failure", one.device.id).random() < self.settings.failure)
+            not one.able or (chance > 0 and bool(round_.rng("failure", one.device.id).random() < chance))
             for one in assignments
         ]
         seconds = [one.seconds for one in assignments]
@@ -121,9 +112,9 @@ class Federation:
 
     def train(self, arrived: list[Assignment], progress: Progress) -> Iterator[Reply]:
         """The local rounds of those whose replies count; others are known not to, and are not computed."""
-        work, index = self.method.local, progress.rounds
+        index = progress.rounds
         units = (self.unit(one.device.id, one.task, one.part, one.samples, index) for one in arrived)
-        for one, (reply, own) in zip(arrived, self.executor.train(work, units), strict=True):
+        for one, (reply, own) in zip(arrived, self.executor.train(self.work, units), strict=True):
             if self.keeps_state:
                 self.store.write(one.device.id, index, own)
             yield replace(reply, seconds=one.seconds)
@@ -138,17 +129,20 @@ class Federation:
     ) -> tuple[Progress, RoundRecord]:
         """Fold what has arrived, in device order, take the server's step, and write down the round."""
         fold, losses = self.method.fold(progress.state, round_), list[float]()
+        arrived = arrivals(assignments, verdict)
         for reply in replies:
             losses += [reply.metrics[LOSS]] if LOSS in reply.metrics else []
             fold.add(reply)
-        step = fold.finish(self.server(arrivals(assignments, verdict), progress.rounds))
-        seconds = verdict.round_seconds + self.server_seconds(step.server_operations)
+        step = fold.finish(self.server(arrived, progress.rounds))
+        seconds, accepted, speeds = verdict.round_seconds, progress.accepted, None
+        if self.settings.server_speed is not None:
+            seconds += self.server_seconds(step.server_operations)
+        if self.keeps_state:
+            accepted = {**(accepted or {}), **{one.device.id: progress.rounds for one in arrived}}
+        if self.settings.speeds != "stated":
+            speeds = fit_speeds(self, progress, assignments, verdict)
         after = Progress(
-            step.state,
-            progress.rounds + 1,
-            progress.virtual_seconds + seconds,
-            accept(progress, self.keeps_state, assignments, verdict),
-            fit_speeds(self, progress, assignments, verdict),
+            step.state, progress.rounds + 1, progress.virtual_seconds + seconds, accepted, speeds
         )
         record = record_round(self, after, assignments, verdict)
         return after, record.model_copy(update=self.measure(after, step, losses, seconds))
@@ -158,9 +152,13 @@ class Federation:
     ) -> dict[str, Any]:
         """What is only known once a round is over, as fields of its record: metrics, and every so often a score."""
         settings = self.settings
-        metrics = {**mean_metric(LOSS, losses), **finite(step.metrics), **self.privacy(progress)}
+        metrics = {**({LOSS: float(np.mean(losses))} if losses else {}), **step.metrics}
+        if settings.dp_clip is not None and settings.dp_noise > 0:
+            # Of a device that was in every round and in every replay.
+            releases = min(settings.rounds, progress.rounds + self.replays)
+            metrics["epsilon"] = epsilon(settings.dp_noise, releases, settings.dp_delta)
         fields = {
-            "metrics": metrics,
+            "metrics": {name: value for name, value in metrics.items() if np.isfinite(value)},
             "server_operations": step.server_operations,
             "round_seconds": seconds,
         }
@@ -168,16 +166,8 @@ class Federation:
         due = progress.rounds % settings.eval_every == 0 or last
         return {**fields, **evaluate(self, progress)} if due else fields
 
-    def privacy(self, progress: Progress) -> dict[str, float]:
-        """ε so far, of a device that was in every round and in every replay; none where nothing is promised."""
-        settings = self.settings
-        if settings.dp_clip is None or settings.dp_noise == 0:
-            return {}
-        releases = min(settings.rounds, progress.rounds + self.replays)
-        return {"epsilon": epsilon(settings.dp_noise, releases, settings.dp_delta)}
-
     def server(self, arrived: list[Assignment], round_index: int) -> Server:
-        """What the server has at hand, and how much it may do with it: so many times what its devices do."""
+        """What the server has at hand, and how much it may do with it: a multiple of what its devices do."""
         cap = self.settings.server_cap
         budget = np.inf if cap is None else cap * sum(one.usage.operations for one in arrived)
         fast = self.settings.executor == "auto"
@@ -208,40 +198,55 @@ class Federation:
         return self.settings.time_budget is not None and progress.virtual_seconds >= self.settings.time_budget
 
     @cached_property
+    def work(self) -> LocalWork[Any]:
+        """What a device does with its task."""
+        return self.method.local
+
+    @cached_property
     def needs_labels(self) -> bool:
         """Whether the method asks which classes a device holds."""
         return self.method.traits.needs_labels
 
     @cached_property
+    def chooses_cohort(self) -> bool:
+        """Whether the method has a say in which devices are asked."""
+        return type(self.method).cohort is not Method.cohort
+
+    @cached_property
     def keeps_state(self) -> bool:
         """Whether devices keep something between rounds."""
-        return type(self.method.local).first is not LocalWork.first
+        return type(self.work).first is not LocalWork.first
+
+    @cached_property
+    def rate(self) -> Callable[[int], float]:
+        """The learning rate of each round."""
+        return self.problem.rate or schedule_rate(self.settings)
+
+    @cached_property
+    def local_settings(self) -> LocalSettings:
+        """How devices train, but for the learning rate."""
+        return local_settings(self.settings, 0, self.problem.optimizer, self.rate)
 
     def local(self, round_index: int) -> LocalSettings:
         """How devices train in a round."""
-        return local_settings(self.settings, round_index, self.problem.optimizer, self.problem.rate)
+        return replace(self.local_settings, learning_rate=self.rate(round_index))
 
     def unit(self, device: int, task: Task, part: Part, samples: int, round_index: int) -> Unit:
         """One device's work, with what it kept from its last accepted round."""
-        seeds = Seeds(self.settings.seed, round_index)
-        own, work = None, self.method.local
+        seed, own = self.settings.seed, None
         if self.keeps_state:
             own = self.store.read(device, task.accepted_round)
-            own = work.first(device, partial(_for_device, Seeds(seeds.seed), device)) if own is None else own
+            own = self.work.first(device, Seeds(seed, None, device)) if own is None else own
         local = self.local(round_index)
         if task.epochs is not None:
             local = replace(local, epochs=task.epochs)
-        shard, rng = partial(self.data.shard, device), partial(_for_device, seeds, device)
-        return Unit(device, round_index, task, part, own, shard, rng, local, samples)
+        shard, seeds = partial(self.data.shard, device), Seeds(seed, round_index, device)
+        return Unit(device, round_index, task, part, own, shard, seeds, local, samples)
 
     def predictor(self, progress: Progress) -> Predictor:
         """What is evaluated, with BatchNorm statistics of devices' data where the method keeps none."""
         predictor = self.method.predictor(progress.state)
         return predictor if predictor.statistics == "stored" else find_statistics(self, predictor)
-
-
-def _for_device(seeds: Seeds, device: int, purpose: str) -> np.random.Generator:
-    return seeds(purpose, device)
 
 
 def payload_bytes(payload: Payload) -> int:

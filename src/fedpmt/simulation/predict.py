@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.bookkeeping import record_round
 from fedpmt.simulation.coverage import warn_of_untrained_layers
 from fedpmt.simulation.room import check_room
@@ -22,7 +22,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
     """The first round's devices, times and prices; the whole run at that pace, if its folder has room for it."""
     with (
         tempfile.TemporaryDirectory() as nowhere,
-        assembled(settings, problem, method, Path(nowhere)) as federation,
+        assemble(settings, problem, method, Path(nowhere)) as federation,
     ):
         check_room(federation, folder)
         progress = federation.start()

@@ -15,11 +15,10 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from fedpmt.devices.fleet import MIB
-from fedpmt.parts.depth import mask, suffixes
-from fedpmt.parts.part import GLOBAL
+from fedpmt.parts.depth import suffixes
+from fedpmt.parts.part import GLOBAL, mask
 from fedpmt.seeds import Seeds
-from fedpmt.simulation.schedule import local_settings
-from fedpmt.training.local import Job, LocalWork, Site
+from fedpmt.training.local import Job, LocalWork, Site, local_settings
 from fedpmt.training.loop import train
 from fedpmt.training.messages import Task
 from fedpmt.types import MODEL, Examples

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpmt.data.base import FederatedData
 from fedpmt.records import RunRecord
-from fedpmt.simulation.assemble import assembled
+from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.bookkeeping import fit_speeds, record_round
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedpmt.types import Examples
 
 
-def restamped(
+def restamp_run(
     run: RunRecord, settings: Settings, problem: Problem, method: Method[Any, Any]
 ) -> RunRecord | None:
     """The run with times, bytes and operations of these settings; None where other replies would count.
@@ -34,7 +34,7 @@ def restamped(
     counted = replace(problem, data=_Counted(problem.data, settings.devices, settings.samples))
     with (
         tempfile.TemporaryDirectory() as folder,
-        assembled(settings, counted, method, Path(folder)) as federation,
+        assemble(settings, counted, method, Path(folder)) as federation,
     ):
         progress = federation.start()
         for old in run.rounds:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedpmt.pricing.plan import MOST_KINDS
 from fedpmt.records import DEVICES
-from fedpmt.simulation.assignment import assign
+from fedpmt.simulation.cohort import assign
 from fedpmt.types import SettingError, shown_bytes
 
 if TYPE_CHECKING:

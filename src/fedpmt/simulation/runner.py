@@ -152,11 +152,11 @@ def simulate(
 
     With `keep_diverged` a run that diverges is finished with the rounds before, and says so.
     """
-    from fedpmt.simulation.assemble import assembled
+    from fedpmt.simulation.assemble import assemble
     from fedpmt.simulation.coverage import warn_of_untrained_layers
     from fedpmt.simulation.room import check_room
 
-    with assembled(settings, problem, method, folder) as federation:
+    with assemble(settings, problem, method, folder) as federation:
         check_room(federation, folder)
         with Journal(federation, folder) as journal:
             if on_start is not None:
@@ -248,7 +248,7 @@ class Journal:
 def _continue(federation: Federation, folder: Path) -> Saved:
     """Where the last checkpoint left off; what followed it is computed again, to the same bits."""
     from fedpmt.simulation.checkpoint import read_value
-    from fedpmt.simulation.placement import compute_device
+    from fedpmt.training.batches import compute_device
 
     records.remove_leftovers(folder)
     path = folder / records.CHECKPOINT
@@ -296,10 +296,10 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         classes = federation.problem.data.classes
         guess = 1 / classes if classes and objective.score_name == records.ACCURACY else None
         totals = replace(totals, score=guess, loss=None)
-    # With the module's own counters, so that the file loads strictly into the user's module; what is shared by
-    # methods without a global model stands alone.
-    module = federation.problem.model.module.state_dict() if predictor.kind == "global" else {}
-    state = {**module, **predictor.tensors}
+    # All of the module's state, so that the file loads strictly into it; what is shared by methods without a global
+    # model stands alone.
+    model = federation.problem.model
+    state = model.state_dict(predictor.tensors) if predictor.kind == "global" else predictor.tensors
     write_atomically(
         folder / records.MODEL_FILE,
         save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -190,8 +189,8 @@ class Bench:
         """Return what a device answers, and what it keeps."""
         task, work = self.task(device, index, budget, count), self.method.local
         if own is None:
-            own = work.first(device, partial(_of_device, Seeds(0), device))
-        rng = partial(_of_device, Seeds(0, index), device)
+            own = work.first(device, Seeds(0, None, device))
+        rng = Seeds(0, index, device)
         data = samples(count, seed=device)
         return train(work, Job(self.site, task, task.offer[0], own, data, rng, device, index))
 
@@ -200,7 +199,3 @@ def model_of(method: Method[Any, Any], state: Any) -> Tensors:
     """Return the global model of a state."""
     tensors: Mapping[str, torch.Tensor] | None = getattr(state, "tensors", None)
     return method.predictor(state).tensors if tensors is None else tensors
-
-
-def _of_device(seeds: Seeds, device: int, purpose: str) -> np.random.Generator:
-    return seeds(purpose, device)

@@ -1,22 +1,35 @@
-"""Samples as tensors on a compute device, in the layout that suits who computes with them."""
+"""Samples as tensors on a compute device, in the layout that suits who computes with them; moved there once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from fedpmt.types import Arrays, Examples
+from fedpmt.types import Arrays, Examples, SettingError
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
+
+    from fedpmt.data.base import FederatedData
 
 CPU = torch.device("cpu")
 
 CHUNK = 500
 """Samples that a net answers at a time: fixed, so that sums are taken in one order however many workers there are."""
+
+
+def compute_device(name: str) -> torch.device:
+    """The device of this name; `auto` takes an accelerator where there is one."""
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, here in present.items() if here))
+    if not present[name]:
+        there = ", ".join(kind for kind, here in present.items() if here)
+        raise SettingError(f"device = '{name}' is refused: this machine has none (it has: {there})")
+    return torch.device(name)
 
 
 def placed(examples: Examples, device: torch.device = CPU) -> Examples:
@@ -45,20 +58,39 @@ def channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last).as_strided(tensor.shape, strides)
 
 
-def take_rows(examples: Examples, rows: np.ndarray) -> Examples:
-    """Some samples, their layout in memory kept."""
-    index = torch.from_numpy(rows)
-    return Examples(_gathered(examples.inputs, index), _gathered(examples.targets, index), examples.ids[rows])
-
-
-def _gathered(arrays: Arrays, index: Tensor) -> Arrays:
+def gather(arrays: Arrays, rows: Tensor) -> Arrays:
+    """Rows of a tensor, or of each in a dict; channels-last stays so, which indexing alone would not keep."""
     if isinstance(arrays, Mapping):
-        return {name: _gathered(array, index) for name, array in arrays.items()}
-    return gather(arrays, index.to(arrays.device))
+        return {name: gather(array, rows) for name, array in arrays.items()}
+    if arrays.ndim == 4 and arrays.is_contiguous(memory_format=torch.channels_last):
+        return arrays.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+    return arrays.index_select(0, rows)
 
 
-def gather(tensor: Tensor, index: Tensor) -> Tensor:
-    """Rows of a tensor; channels-last stays so, which indexing alone would not keep."""
-    if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
-        return tensor.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
-    return tensor.index_select(0, index)
+class PlacedData:
+    """A federation's data on the compute device: rows are moved once, and a shard is a gather of rows."""
+
+    def __init__(self, data: FederatedData, device: torch.device, *, images_last: bool = False) -> None:
+        self._data, self._device, self._images_last = data, device, images_last
+        everything = data.training_set()
+        self._train = None if everything is None else self._place(everything)
+        self.test = self._place(data.test)
+        self.public = None if data.public is None else self._place(data.public)
+        self.validation = None if data.validation is None else self._place(data.validation)
+
+    def shard(self, device: int) -> Examples:
+        """The samples of one device of the fleet."""
+        rows = self._data.rows(device)
+        if self._train is None or rows is None:
+            return self._place(self._data.shard(device))
+        index = torch.from_numpy(rows).to(self._device)
+        everything = self._train
+        return Examples(
+            gather(everything.inputs, index), gather(everything.targets, index), everything.ids[rows]
+        )
+
+    def _place(self, examples: Examples) -> Examples:
+        examples = placed(examples, self._device)
+        if self._images_last and isinstance(examples.inputs, torch.Tensor):
+            return replace(examples, inputs=channels_last(examples.inputs))
+        return examples

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from fedpmt.training.optimizers import SGD
+from fedpmt.settings import parse_schedule
+from fedpmt.training.optimizers import SGD, Adam
+from fedpmt.training.privacy import Privacy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,10 +21,10 @@ if TYPE_CHECKING:
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Extra, Part
     from fedpmt.pricing.cost import Cost
+    from fedpmt.settings import Settings
     from fedpmt.training.messages import Task
     from fedpmt.training.objective import Objective
     from fedpmt.training.optimizers import Moments, Optimizer, Stepper
-    from fedpmt.training.privacy import Privacy
     from fedpmt.types import Arrays, Examples, Payload, Scalar, Tensors
 
 D = TypeVar("D")
@@ -50,6 +53,66 @@ class LocalSettings:
         return steps if limit is None else min(steps, limit)
 
 
+def learning_rate(schedule: str, base: float, round_index: int, rounds: int = 1, warmup: int = 0) -> float:
+    """η_t for t = round_index + 1.
+
+    >>> [round(learning_rate("inverse:9", 0.1, t), 4) for t in (0, 10)]
+    [0.1, 0.05]
+    >>> [round(learning_rate("step:2,0.5", 0.1, t), 4) for t in range(5)]
+    [0.1, 0.1, 0.05, 0.05, 0.025]
+    >>> [round(learning_rate("cosine", 0.1, t, rounds=4), 4) for t in range(4)]
+    [0.1, 0.0854, 0.05, 0.0146]
+    >>> [round(learning_rate("constant", 0.1, t, warmup=2), 4) for t in range(4)]
+    [0.0333, 0.0667, 0.1, 0.1]
+    """
+    if round_index < warmup:
+        # Linear, and never zero: a round at rate zero would be thrown away.
+        return base * (round_index + 1) / (warmup + 1)
+    name, numbers = parse_schedule(schedule)
+    if name == "inverse":
+        # Theorem 1: η_t = 2 / (μ ε (t + λ)); given as its value at t = 1.
+        return base * (1 + numbers[0]) / (round_index + 1 + numbers[0])
+    if name == "step":
+        return base * float(numbers[1] ** (round_index // numbers[0]))
+    if name == "cosine":
+        floor = numbers[0] if numbers else 0.0  # as a share of the base
+        part = (round_index - warmup) / max(1, rounds - warmup)
+        return base * (floor + (1 - floor) * (1 + math.cos(math.pi * min(1.0, part))) / 2)
+    return base
+
+
+def schedule_rate(settings: Settings) -> Callable[[int], float]:
+    """The learning rate of each round that settings name."""
+    return partial(
+        learning_rate, settings.schedule, settings.lr, rounds=settings.rounds, warmup=settings.warmup
+    )
+
+
+def make_optimizer(settings: Settings) -> Optimizer:
+    """The optimizer on devices that settings name."""
+    if settings.optimizer == "sgd":
+        return SGD(settings.momentum, settings.nesterov, settings.weight_decay)
+    return Adam(settings.weight_decay, decoupled=settings.optimizer == "adamw")
+
+
+def local_settings(
+    settings: Settings,
+    round_index: int = 0,
+    optimizer: Optimizer | None = None,
+    rate: Callable[[int], float] | None = None,
+) -> LocalSettings:
+    """What the run's settings, or a user's own optimizer and rate, say about local training in this round."""
+    return LocalSettings(
+        settings.epochs,
+        settings.batch,
+        (rate or schedule_rate(settings))(round_index),
+        optimizer or make_optimizer(settings),
+        settings.clip_norm,
+        "cache" if settings.keeps_prefix else "recompute",
+        None if settings.dp_clip is None else Privacy(settings.dp_clip, settings.dp_noise),
+    )
+
+
 @dataclass(frozen=True)
 class Site:
     """What a device has at hand: the nets' forward passes, the objective and the settings."""
@@ -60,8 +123,8 @@ class Site:
     public: Examples | None = None  # U: unlabelled, the same for everybody
     fast: bool = False  # whether compiled code may be used
 
-    def forward(self, model: LayeredModel, first: int = 0) -> Callable[[Tensors, Arrays], Tensor]:
-        """The model's forward pass from layer `first` on, as it is run here."""
+    def forward(self, model: LayeredModel, first: int | None = None) -> Callable[[Tensors, Arrays], Any]:
+        """The model's forward pass, whole or from layer `first` on, as it is run here."""
         from fedpmt.training.loop import forward_pass
 
         return forward_pass(self, model, first)
@@ -105,7 +168,7 @@ class Run(Generic[D]):
     params: dict[str, Tensor]  # trained, leaves of the graph
     fixed: dict[str, Tensor]  # frozen tensors, and buffers, which the forward pass updates in trained layers
     data: Examples  # what batches are drawn from: samples, or what the frozen prefix makes of them
-    forward: Callable[[Tensors, Arrays], Tensor]
+    forward: Callable[[Tensors, Arrays], Any]
     steps: int = 0  # τ so far
     trained: Mapping[str, Tensor] | None = None  # as it goes back, where compiled code has trained
     optimizer: Optimizer | None = None  # in place of the settings'

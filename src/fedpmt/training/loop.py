@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from fedpmt import kernels
 from fedpmt.models.layered import PREFIX_BATCH
-from fedpmt.parts.depth import frozen_prefix, mask
-from fedpmt.parts.part import place, take, within
+from fedpmt.models.trees import map_tensors, tensors_in
+from fedpmt.parts.part import frozen_prefix, mask, place, take, within
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Run
 from fedpmt.training.messages import UPDATE, Reply
 from fedpmt.training.optimizers import clip
@@ -35,18 +35,22 @@ if TYPE_CHECKING:
 LOSS = "train_loss"
 
 
-def forward_pass(site: Site, model: LayeredModel, first: int = 0) -> Callable[[Tensors, Arrays], Tensor]:
-    """The forward pass from layer `first` on: compiled code's where it may be used and knows the model."""
-    if site.fast:
-        return kernels.differentiable(model, first)
-    return partial(model.suffix, first) if first else model.forward
+def forward_pass(
+    site: Site, model: LayeredModel, first: int | None = None
+) -> Callable[[Tensors, Arrays], Any]:
+    """Give the forward pass, whole or from layer `first` on: compiled where that may be and the model is known."""
+    if site.fast and model.composable:
+        return kernels.differentiable(model, first or 0)
+    return model.forward if first is None else partial(model.suffix, first)
 
 
 def evaluate_model(model: LayeredModel, tensors: Tensors, inputs: Arrays) -> Tensor:
     """The outputs of any model, in evaluation mode; compiled code's where it knows the model."""
-    model.set_training([False] * len(model.structure.layers))
     outputs = kernels.forward(model, tensors, inputs)
-    return model.forward(tensors, inputs) if outputs is None else outputs
+    if outputs is None:
+        model.set_training([False] * len(model.structure.layers))
+        outputs = model.forward(tensors, inputs)
+    return outputs
 
 
 def local_tensors(task: Task, part: Part, structure: Structure) -> dict[str, Tensor]:
@@ -85,37 +89,51 @@ def begin(
         for name, tensor in local.items()
         if name not in params
     }
+    fixed |= model.counters()
     if first:
         return Run(job, part, params, fixed, job.data, job.site.forward(model, first))
-    data, forward = split_forward(job.site, model, part, fixed, job.data)
+    data, forward = split_forward(job.site, model, part, local, job.data)
     return Run(job, part, params, fixed, data, forward)
 
 
 def split_forward(
-    site: Site, model: LayeredModel, part: Part, fixed: Tensors, data: Examples
-) -> tuple[Examples, Callable[[Tensors, Arrays], Tensor]]:
+    site: Site, model: LayeredModel, part: Part, received: Tensors, data: Examples
+) -> tuple[Examples, Callable[[Tensors, Arrays], Any]]:
     """Cut the forward pass before the first trained layer: no graph exists for what is frozen.
 
     With `cache` the frozen prefix sees each sample once per round, in large batches; its activations
-    cannot change while its weights do not.
+    cannot change while its weights, those `received`, do not.
     """
     frozen = frozen_prefix(model.structure, part)
-    if frozen == 0 or not model.composable:
+    if not model.can_cut(frozen):
         # Frozen tensors require no gradient, so autograd builds no graph before the first trained layer.
         return data, site.forward(model)
     suffix = site.forward(model, frozen)
     if site.settings.prefix == "recompute":
-        return data, lambda tensors, inputs: suffix(tensors, model.prefix(frozen, tensors, inputs))
-    hidden = model.prefix(frozen, fixed, data.take(slice(0, PREFIX_BATCH)).inputs)
-    if len(data) > PREFIX_BATCH:
+        return data, lambda tensors, inputs: suffix(
+            tensors, model.entry(model.prefix(frozen, received, inputs), inputs)
+        )
+    return Examples(keep(model, frozen, received, data), data.targets, data.ids), suffix
+
+
+def keep(model: LayeredModel, cut: int, tensors: Tensors, data: Examples) -> Arrays:
+    """Run the first `cut` layers on all samples, some at a time, and keep what the others need of them."""
+    spans = [slice(start, start + PREFIX_BATCH) for start in range(0, len(data), PREFIX_BATCH)]
+    kept = model.prefix(cut, tensors, data.take(spans[0]).inputs)
+    if len(spans) > 1:
         # Written to their place: to join them at the end would take all of them twice.
-        first, hidden = hidden, hidden.new_empty(len(data), *hidden.shape[1:])
-        hidden[:PREFIX_BATCH] = first
+        first = kept
+        kept = map_tensors(first, lambda one: one.new_empty(len(data), *one.shape[1:]))
+        _write(kept, spans[0], first)
         del first
-        for start in range(PREFIX_BATCH, len(data), PREFIX_BATCH):
-            span = slice(start, start + PREFIX_BATCH)
-            hidden[span] = model.prefix(frozen, fixed, data.take(span).inputs)
-    return Examples(hidden, data.targets, data.ids), suffix
+        for span in spans[1:]:
+            _write(kept, span, model.prefix(cut, tensors, data.take(span).inputs))
+    return model.entry(kept, data.inputs)
+
+
+def _write(kept: Arrays, span: slice, values: Arrays) -> None:
+    for whole, some in zip(tensors_in(kept), tensors_in(values), strict=True):
+        whole[span] = some
 
 
 def train(work: LocalWork[Any], job: Job[Any]) -> tuple[Reply, Any]:
@@ -147,8 +165,7 @@ def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float
     )
     if found is None:
         return None
-    trained, loss = found
-    steps = settings.steps(len(job.data), job.task.steps)
+    trained, loss, steps = found
     return Run(job, job.part, trained, {}, job.data, _no_forward, steps, trained), loss
 
 
@@ -181,22 +198,32 @@ def local_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float]:
                 break
             batch = run.data.take(positions[start : start + settings.batch])
             loss = work.loss(run, batch)
-            found = torch.autograd.grad(loss, list(run.params.values()))
-            gradients = work.correct(run, dict(zip(run.params, found, strict=True)))
+            found = torch.autograd.grad(loss, list(run.params.values()), allow_unused=True)
+            # What the loss does not depend on, such as an expert nobody chose, keeps its bits.
+            known = {name: one for name, one in zip(run.params, found, strict=True) if one is not None}
+            gradients = work.correct(run, known)
             rate = settings.learning_rate if run.rate is None else run.rate(run.steps)
             stepper.step(run.params, clip(gradients, settings.clip_norm), rate, run.corner)
             run.steps += 1
             total += float(loss.detach())
             # Else the next step's batch and gradients would be made while these are still held.
-            del batch, found, gradients, loss
+            del batch, found, known, gradients, loss
     return run, total / max(1, run.steps)
 
 
 def conclude(work: LocalWork[Any], run: Run[Any], loss: float) -> tuple[Reply, Any]:
     """Make the reply: what training changed of the entries that are sent back, and what the work adds to it."""
-    job, privacy = run.job, run.site.settings.privacy
+    job, privacy = run.job, run.job.site.settings.privacy
     outcome, own = work.reply(run)
-    update = changes(run)
+    part, received = job.part, local_tensors(job.task, job.part, job.model.structure)
+    # w_k - w of every trained entry, in the form in which it travels.
+    where = {name: within(selection, part.sent[name]) for name, selection in part.trained.items()}
+    after = run.trained
+    if after is None:
+        own_tensors = run.tensors
+        after = {name: take(own_tensors[name].detach(), selection) for name, selection in where.items()}
+        job.model.release()
+    update = {name: after[name] - take(received[name], selection) for name, selection in where.items()}
     metrics = {LOSS: loss, **outcome.metrics}
     if privacy is not None:
         if outcome.tensors or outcome.scalars:
@@ -207,20 +234,7 @@ def conclude(work: LocalWork[Any], run: Run[Any], loss: float) -> tuple[Reply, A
             )
         update, metrics = privacy.protect(update, job.rng(NOISE)), {}
     tensors = {UPDATE: update, **outcome.tensors}
-    part, samples = job.part, len(job.data)
-    return Reply(job.device, job.round, part, samples, tensors, outcome.scalars, metrics), own
-
-
-def changes(run: Run[Any]) -> dict[str, Tensor]:
-    """w_k - w of every trained entry, in the form in which it travels."""
-    job, part = run.job, run.job.part
-    received, tensors = local_tensors(job.task, part, job.model.structure), run.tensors
-    found = {}
-    for name, selection in part.trained.items():
-        where = within(selection, part.sent[name])
-        after = take(tensors[name].detach(), where) if run.trained is None else run.trained[name]
-        found[name] = after - take(received[name], where)
-    return found
+    return Reply(job.device, job.round, part, len(job.data), tensors, outcome.scalars, metrics), own
 
 
 def train_on_server(

@@ -87,6 +87,8 @@ class _Descent(Stepper):
         how = self._how
         with torch.no_grad():
             for name, whole in params.items():
+                if name not in gradients:
+                    continue
                 parameter, gradient = whole, gradients[name]
                 here = corner[name] if corner else ...
                 if corner:
@@ -139,6 +141,8 @@ class _Adaptive(Stepper):
         first, second = (1 - beta**self._steps for beta in how.betas)
         with torch.no_grad():
             for name, whole in params.items():
+                if name not in gradients:
+                    continue
                 if name not in self._mean:
                     self._mean[name], self._square[name] = torch.zeros_like(whole), torch.zeros_like(whole)
                 here = corner[name] if corner else ...
@@ -197,7 +201,7 @@ class _Foreign(Stepper):
         for group in optimizer.param_groups:
             group["lr"] = rate
         for name, parameter in params.items():
-            parameter.grad = gradients[name]
+            parameter.grad = gradients.get(name)
         optimizer.step()
         for parameter in params.values():
             parameter.grad = None
@@ -207,7 +211,7 @@ def clip(gradients: dict[str, Tensor], limit: float | None) -> dict[str, Tensor]
     """Scale gradients down to this norm, all together, where they are longer."""
     import torch
 
-    if limit is None:
+    if limit is None or not gradients:
         return gradients
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients.values()]))
     share = torch.clamp(limit / (norm + TINY), max=1.0)

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from fedpmt.methods.averaging import PartAveraging, weight_of
-from fedpmt.parts.depth import mask
-from fedpmt.parts.part import GLOBAL, WHOLE, Part, Whole
+from fedpmt.parts.part import GLOBAL, WHOLE, Part, Whole, mask
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:

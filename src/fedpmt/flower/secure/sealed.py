@@ -30,9 +30,8 @@ from fedpmt.flower.secure.masks import WORD
 from fedpmt.flower.secure.node import SECURE
 from fedpmt.flower.secure.sums import SecureSum
 from fedpmt.flower.wire import write_order
-from fedpmt.parts.depth import mask
-from fedpmt.parts.part import NOTHING
-from fedpmt.simulation.assignment import account
+from fedpmt.parts.part import NOTHING, mask
+from fedpmt.simulation.cohort import account
 from fedpmt.training.messages import UPDATE, Reply
 from fedpmt.types import MODEL
 
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from fedpmt.flower.wire import Order
     from fedpmt.models.structure import Structure
     from fedpmt.records import RoundRecord
-    from fedpmt.simulation.assignment import Assignment
+    from fedpmt.simulation.cohort import Assignment
     from fedpmt.simulation.loop import Federation
     from fedpmt.types import Tensors
 

@@ -35,44 +35,44 @@ Named: TypeAlias = tuple[type[nn.Module], str]
 """An attribute of a type of module."""
 
 
-@contextmanager
-def fit_attributes(module: nn.Module, structure: Structure, tensors: Tensors) -> Iterator[None]:
-    """Let a module's own numbers fit these tensors, as long as it runs on them.
+def fit_attributes(module: nn.Module, structure: Structure, tensors: Tensors) -> None:
+    """Let the numbers that a module keeps fit the tensors that it is going to be run with.
 
     Args:
-        module: The module that is to be run. No other thread may use it meanwhile.
+        module: The module; no other thread may use it. Given its own tensors, or none, it is as it was made.
         structure: Its structure.
-        tensors: What it is to be run with: all of its tensors, or those of a narrower part.
+        tensors: All of its tensors, or those of a narrower part.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items() if name in structure.shapes}
-    if all(shape == structure.shapes[name] for name, shape in shapes.items()) or structure.axes is None:
-        yield
-    else:
-        with fitted(module, structure.axes, shapes):
-            yield
+    if callable(structure.channels) and all(
+        shape == structure.shapes[name] for name, shape in shapes.items()
+    ):
+        return  # nobody has asked for its axes yet, so that it was never narrower
+    if structure.axes is not None and structure.axes.fits:
+        _set_numbers(module, structure.axes, shapes)
 
 
 @contextmanager
 def fitted(module: nn.Module, axes: Axes, shapes: Mapping[str, Sequence[int]]) -> Iterator[None]:
-    """Let a module's own numbers fit tensors of these shapes."""
-    counts, before = axes.counts(shapes), list[tuple[nn.Module, str, Any]]()
+    """Let a module's own numbers fit tensors of these shapes for a while."""
     try:
-        for fit in axes.fits:
-            if counts.get(fit.group, axes.groups[fit.group].size) != axes.groups[fit.group].size:
-                owner = module.get_submodule(fit.module)
-                value = getattr(owner, fit.attribute)
-                before.append((owner, fit.attribute, value))
-                setattr(owner, fit.attribute, _fit_to(value, fit, counts[fit.group]))
+        _set_numbers(module, axes, shapes)
         yield
     finally:
-        for owner, attribute, value in reversed(before):
-            setattr(owner, attribute, value)
+        _set_numbers(module, axes, {})
 
 
-def _fit_to(value: Any, fit: Fit, count: int) -> Any:
-    if fit.place is None:
-        return count * fit.times
-    return (*value[: fit.place], count * fit.times, *value[fit.place + 1 :])
+def _set_numbers(module: nn.Module, axes: Axes, shapes: Mapping[str, Sequence[int]]) -> None:
+    counts = axes.counts(shapes)
+    for fit in axes.fits:
+        owner = module.get_submodule(fit.module)
+        number = fit.times * counts.get(fit.group, axes.groups[fit.group].size)
+        if fit.place is None:
+            setattr(owner, fit.attribute, number)
+        else:
+            value = list(getattr(owner, fit.attribute))
+            value[fit.place] = number
+            setattr(owner, fit.attribute, tuple(value))
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,10 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see fedpmt.models.tracing: torch would load its compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1

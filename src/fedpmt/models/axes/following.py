@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpmt.models.axes.factors import Dim, fix, leaves, new_dim
-from fedpmt.models.axes.operations import Follower, follow, tensors_in
+from fedpmt.models.axes.operations import Follower, follow
+from fedpmt.models.tracing import NoFastPath
+from fedpmt.models.trees import tensors_in
 
 if TYPE_CHECKING:
     from fedpmt.types import Arrays
@@ -39,6 +41,10 @@ class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, follower: Follower, touch: Callable[[Dim], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._follower, self._touch = follower, touch
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see fedpmt.models.tracing: torch would load its compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
@@ -175,21 +181,12 @@ def watch(
 
 def call(module: nn.Module, inputs: Arrays) -> Any:
     """Run a module in plain steps: no fused attention, which shows nothing of its axes."""
-    # With a graph, nn.TransformerEncoderLayer does not take its fast path, which is one opaque operation.
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), NoFastPath():
         return module(**inputs) if isinstance(inputs, Mapping) else module(inputs)
 
 
 def results(outputs: Any, *, scores_only: bool = False) -> list[Tensor]:
     """The tensors that a module returned; of a model that names its logits only these, if `scores_only`."""
-    if isinstance(outputs, Tensor):
-        return [outputs]
-    if is_dataclass(outputs) and not isinstance(outputs, Mapping):
-        outputs = {one.name: getattr(outputs, one.name) for one in fields(outputs)}
-    if isinstance(outputs, Mapping):
-        if scores_only and isinstance(outputs.get("logits"), Tensor):
-            return [outputs["logits"]]
-        outputs = tuple(outputs.values())
-    if not isinstance(outputs, list | tuple):
-        return []
-    return [tensor for one in outputs for tensor in results(one)]
+    if scores_only and isinstance(outputs, Mapping) and isinstance(outputs.get("logits"), Tensor):
+        return [outputs["logits"]]
+    return list(tensors_in(outputs))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedpmt.models.axes.factors import Dim, Factor, fix, join, leaves, new_dim, regroup, size_of
+from fedpmt.models.trees import tensors_in
 
 
 @dataclass
@@ -31,9 +32,7 @@ class Follower:
 
     known: dict[int, Followed] = field(default_factory=dict)
     where: str = ""  # the module that runs now
-    used: dict[int, None] = field(
-        default_factory=dict
-    )  # identities of tensors that went into an operation, in order
+    used: dict[int, None] = field(default_factory=dict)  # tensors that went into an operation, in order
     transposed: set[int] = field(default_factory=set)  # weights that are stored as inputs x outputs
 
     def of(self, tensor: Tensor) -> Followed:
@@ -117,14 +116,6 @@ def _is_pointwise(operation: Any, name: str) -> bool:
     )
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of a nest of lists and mappings."""
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return [one for item in items for one in tensors_in(item)]
-
-
 def mix(follower: Follower, arguments: Arguments, result: Any) -> None:
     """An operation that is not known: nothing that goes into it can be cut."""
     for tensor in tensors_in(arguments):
@@ -147,7 +138,7 @@ def pointwise(follower: Follower, arguments: Arguments, result: Any) -> None:
             for dim in met[1:]:
                 follower.join(met[0], dim)
             dims.append(met[0] if met else follower.fixed(output.shape[place]))
-        follower.give(output, dims, weights=all(one.weights for one in inputs))
+        follower.give(output, dims, weights=bool(inputs) and all(one.weights for one in inputs))
 
 
 @rule("add", "sub")
@@ -275,7 +266,7 @@ def _layer_norm(follower: Follower, arguments: Arguments, result: Any) -> None:
 
 def _first(follower: Follower, result: Any, dims: Sequence[Dim]) -> None:
     """The first result has these axes; others are statistics that nobody reads."""
-    follower.give(tensors_in(result)[0], dims)
+    follower.give(next(tensors_in(result)), dims)
 
 
 @rule(
@@ -319,7 +310,7 @@ def _along(follower: Follower, arguments: Arguments, result: Any) -> None:
     dims = list(follower.dims(inputs))
     for place in _places(inputs, arguments.get("dims", arguments.get("dim"))):
         follower.fix(dims[place])
-        dims[place] = follower.fixed(tensors_in(result)[0].shape[place])
+        dims[place] = follower.fixed(next(tensors_in(result)).shape[place])
     for output in tensors_in(result):
         follower.give(output, dims)
 
@@ -400,8 +391,7 @@ def _select(follower: Follower, arguments: Arguments, result: Any) -> None:
 def _pieces(follower: Follower, arguments: Arguments, result: Any) -> None:
     """Pieces of the same size are tiles: what is cut of one is cut of all of them."""
     inputs = follower.of(arguments["self"])
-    outputs = tensors_in(result)
-    for output in outputs:
+    for output in tensors_in(result):
         dims = list(inputs.dims)
         for place, (before, after) in enumerate(zip(inputs.tensor.shape, output.shape, strict=True)):
             if before != after:

@@ -1,26 +1,23 @@
-"""A device's local round and an evaluation, one call each that holds no lock: threads scale with cores."""
+"""The calls of compiled code: a device's local round, an evaluation, and the server's sums of replies.
+
+Each is one call that holds no lock, so that threads scale with cores. Sums are to the bits of torch.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedpmt.kernels import library
-from fedpmt.kernels.layout import (
-    Net,
-    fill,
-    laid_out,
-    own_buffers,
-    read_back,
-    rows_of,
-    shapes_of,
-)
-from fedpmt.parts.depth import frozen_prefix, mask
+from fedpmt.kernels.layout import Net, own_buffers, read_back, rows_of, shapes_of
 from fedpmt.parts.part import Mask, take, within
 from fedpmt.parts.width import corners
 
@@ -36,6 +33,9 @@ if TYPE_CHECKING:
 Shapes: TypeAlias = "tuple[Shape, ...]"
 BLOCK = 60
 """Samples at a time in an evaluation's forward pass."""
+
+SLICE = 2**18
+"""Entries that a core is given at a time in a sum of large tensors."""
 
 
 def available() -> bool:
@@ -61,7 +61,7 @@ def train(
     cached: bool,
     rule: StepRule,
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
-) -> tuple[dict[str, Tensor], float] | None:
+) -> tuple[dict[str, Tensor], float, int] | None:
     """Train one device for a whole local round.
 
     Args:
@@ -77,26 +77,30 @@ def train(
         loss: What is minimised; cross-entropy is the one that compiled code knows.
 
     Returns:
-        What the part trains, as it goes back to the server, and the mean loss over all steps; None where compiled
-        code does not know this model, part, data or loss.
+        What the part trains, as it goes back to the server, the mean loss over all steps, and their number; None where
+        compiled code does not know this model, part, data or loss.
     """
-    draws = rule.draws
-    widths = _widths(model, part, received, data, rule, inner=draws is not None)
-    if widths is None or loss is not functional.cross_entropy:
+    known = loss is functional.cross_entropy
+    widths = _widths(model, part, received, data, rule) if known else None
+    if widths is None:
         return None
-    shapes, rate = widths[-1], rule.learning_rate
-    steps = len(orders) * -(-len(data) // batch)
+    shapes, rate, samples = widths[-1], rule.learning_rate, len(data)
+    steps = len(orders) * -(-samples // batch)
     steps = steps if limit is None else min(limit, steps)
-    absent = None if rule.absent is None else np.ascontiguousarray(rule.absent, dtype=np.uint8)
     orders = np.ascontiguousarray(orders, dtype=np.int64)
-    _check("orders", orders.shape == (len(orders), len(data)) and _within(orders, len(data)))
-    _check("absent", absent is None or len(absent) == shapes[-1].own_outputs)
+    _check("orders", orders, samples, fine=orders.shape == (len(orders), samples))
+    absent, draws = rule.absent, rule.draws
+    if absent is not None:
+        absent = np.ascontiguousarray(absent, dtype=np.uint8)
+        _check("absent", absent, 2, fine=len(absent) == shapes[-1].own_outputs)
     if draws is not None:
         draws = np.ascontiguousarray(draws, dtype=np.int32)
-        _check("draws", draws.ndim == 1 and len(draws) >= steps and _within(draws, len(widths)))
+        _check("draws", draws, len(widths), fine=draws.ndim == 1 and len(draws) >= steps)
 
     nets = _nets(model, part, widths, received, rule)
-    frozen = _frozen(model, part)
+    frozen = next(
+        place for place, shape in enumerate(shapes) if any(name in part.trained for name in shape.names)
+    )
     plan = library.Plan(
         layers=len(shapes),
         frozen=frozen,
@@ -105,7 +109,7 @@ def train(
         nets=len(nets),
         moving=rule.momentum != 0,
         nesterov=rule.nesterov,
-        samples=len(data),
+        samples=samples,
         epochs=len(orders),
         batch=batch,
         limit=steps,
@@ -131,7 +135,7 @@ def train(
         if name in trained:
             trained[name].div_(factor)
     sent = {name: within(selection, part.sent[name]) for name, selection in part.trained.items()}
-    return {name: take(trained[name], selection) for name, selection in sent.items()}, float(mean_loss)
+    return {name: take(trained[name], selection) for name, selection in sent.items()}, float(mean_loss), steps
 
 
 @torch.no_grad()
@@ -140,7 +144,7 @@ def forward(model: LayeredModel, tensors: Tensors, inputs: Arrays) -> Tensor | N
     shapes = shapes_of(model, tensors, inputs)
     if shapes is None:
         return None
-    net = Net(shapes, laid_out(shapes, tensors))
+    net = Net(shapes, own_buffers(shapes, "weights", tensors))
     rows = rows_of(cast("Tensor", inputs), shapes[0])
     outputs = np.empty((len(rows), shapes[-1].outputs), dtype=np.float32)
     done = library.compiled().fedpmt_forward(
@@ -157,35 +161,35 @@ def forward(model: LayeredModel, tensors: Tensors, inputs: Arrays) -> Tensor | N
 
 
 def _widths(
-    model: LayeredModel, part: Part, received: Tensors, data: Examples, rule: StepRule, *, inner: bool
+    model: LayeredModel, part: Part, received: Tensors, data: Examples, rule: StepRule
 ) -> list[Shapes] | None:
     """The shapes of the part, behind those of the ones inside it; None where compiled code cannot train them."""
-    trained = mask(model.structure, part)
-    if (
-        not any(trained)
-        or not all(trained[trained.index(1) :])
-        or any(isinstance(selection, Mask) for selection in part.sent.values())
-        or not _scales_layers(rule.factors, model)
-        or not len(data)
-        or (inner and part.inner and not all(trained))  # the frozen layers of each width are others
-    ):
-        return None
-    cuts = [corners(model.structure, one) for one in part.inner if inner]
+    inner = part.inner if rule.draws is not None else ()
+    cuts = [corners(model.structure, one) for one in inner]
     nets = [{name: received[name][corner] for name, corner in cut.items()} for cut in cuts]
     found = [shapes_of(model, tensors, data.inputs) for tensors in (*nets, received)]
     known = [shapes for shapes in found if shapes is not None]
-    if len(known) < len(found) or not _labelled(data.targets, known[-1][-1].own_outputs):
+    if len(known) < len(found):
         return None
+    first, last = known[-1][0], known[-1][-1]
+    trained = [any(name in part.trained for name in shape.names) for shape in known[-1]]
+    targets = data.targets
     # All widths read the same rows and know the same classes.
     ends = {(shapes[0].inputs, shapes[-1].own_outputs) for shapes in known}
-    return known if len(ends) == 1 else None
-
-
-def _labelled(targets: Tensor, classes: int) -> bool:
-    """Whether targets are classes: any other label would be read as an address. Torch says what is wrong with it."""
-    if targets.dtype != torch.int64 or targets.ndim != 1:
-        return False
-    return bool(((targets >= 0) & (targets < classes)).all())
+    able = (
+        any(trained)
+        and all(trained[trained.index(True) :])
+        and (all(trained) or not inner)  # the frozen layers of each width are others
+        and ends == {(first.inputs, last.own_outputs)}
+        and not any(isinstance(selection, Mask) for selection in part.sent.values())
+        and (not rule.factors or _scales_layers(rule.factors, model))
+        # Any other label would be read as an address. Torch says what is wrong with it.
+        and isinstance(targets, Tensor)
+        and (targets.dtype, targets.ndim) == (torch.int64, 1)
+        and len(targets) > 0
+        and bool(((targets >= 0) & (targets < last.own_outputs)).all())
+    )
+    return known if able else None
 
 
 def _scales_layers(factors: Mapping[str, float], model: LayeredModel) -> bool:
@@ -195,46 +199,34 @@ def _scales_layers(factors: Mapping[str, float], model: LayeredModel) -> bool:
     )
 
 
-def _frozen(model: LayeredModel, part: Part) -> int:
-    """How many layers with weights come before the first that is trained."""
-    before = model.modules_of(0, frozen_prefix(model.structure, part))
-    return sum(isinstance(module, nn.Linear | nn.Conv2d) for _, module in before)
-
-
 def _nets(
     model: LayeredModel, part: Part, widths: Sequence[Shapes], received: Tensors, rule: StepRule
 ) -> list[Net]:
     """Each width with its tensors in this thread's buffers; those inside the part are filled when they are drawn."""
-    shift = _shift(received, rule)
+    shift = _shift(received, rule) if rule.constant or rule.strength else {}
+    tensors = _scaled(received, rule.factors) if rule.factors else received
     nets = []
     for place, shapes in enumerate(widths):
-        gains = {shape.path: rule.factors.get(f"{shape.path}.weight", 1.0) ** 2 for shape in shapes}
+        gains = [rule.factors.get(shape.names[0], 1.0) ** 2 for shape in shapes]
         whole = place == len(widths) - 1
         name, own = ("", shift) if whole else (f" {place}", _cut(model, part.inner[place], shift))
-        weights = own_buffers(shapes, f"weights{name}")
+        weights = own_buffers(shapes, f"weights{name}", tensors if whole else None)
         velocity = own_buffers(shapes, f"velocity{name}") if rule.momentum else None
-        if whole:
-            fill(shapes, weights, _scaled(received, rule.factors))
-            # The first step of all does not read them, but one that trains a corner of them leaves the rest for later.
-            for array in (one for pair in velocity or () for one in pair if len(widths) > 1):
-                array.fill(0)
-        else:
-            for shape, *pairs in zip(shapes, weights, velocity or weights, strict=True):
-                for pair in pairs:
-                    shape.clear_padding(*pair)
+        # A step writes all of a width that it trains but the padding, and of the velocity of the whole only a corner.
+        left = [] if len(widths) == 1 else [*(velocity or ()), *(() if whole else weights)]
+        for array in (one for pair in left for one in pair):
+            array.fill(0)
         nets.append(
-            Net(shapes, weights, velocity, laid_out(shapes, own, f"shift{name}") if own else None, gains)
+            Net(shapes, weights, velocity, own_buffers(shapes, f"shift{name}", own) if own else None, gains)
         )
     return nets
 
 
 def _shift(received: Tensors, rule: StepRule) -> Tensors:
-    """What every step adds to the gradient: constant - μ w, times η without momentum; empty if nothing.
+    """What every step adds to the gradient: constant - μ w, times η without momentum.
 
     A tensor that the forward pass multiplies by s is trained as s times itself, and so is this.
     """
-    if not rule.constant and not rule.strength:
-        return {}
     rate = 1.0 if rule.momentum else rule.learning_rate
     shift: dict[str, Tensor] = {name: rate * one for name, one in rule.constant.items()}
     for name, one in received.items():
@@ -254,11 +246,79 @@ def _cut(model: LayeredModel, part: Part, tensors: Tensors) -> Tensors:
     return {name: one[cut[name]] for name, one in tensors.items()}
 
 
-def _within(indices: np.ndarray, count: int) -> bool:
-    return indices.size == 0 or (int(indices.min()) >= 0 and int(indices.max()) < count)
-
-
-def _check(name: str, fine: bool) -> None:
+def _check(name: str, indices: np.ndarray, count: int, *, fine: bool) -> None:
     """Refuse what would make compiled code read or write outside its arrays."""
-    if not fine:
+    if not fine or (indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < count)):
         raise ValueError(f"{name} has the wrong shape, or an index out of range")
+
+
+def fold(sums: Tensor, replies: Sequence[Tensor], shares: Sequence[float], *, fresh: bool) -> bool:
+    """Add Σ share reply to `sums`, or to zero where it is `fresh`, in this order for any number of cores.
+
+    Returns:
+        Whether it was done: False where compiled code is not there or does not know these tensors.
+    """
+    compiled, tensors = library.library(), (sums, *replies)
+    if compiled is None or not all(_plain(tensor) for tensor in tensors):
+        return False
+    factors, count = (ctypes.c_float * len(shares))(*shares), len(replies)
+    calls = []
+    for first in range(0, sums.numel(), SLICE):
+        total, *others = (ctypes.c_void_p(tensor.data_ptr() + 4 * first) for tensor in tensors)
+        slices, entries = (ctypes.c_void_p * count)(*others), min(SLICE, sums.numel() - first)
+        sizes = ctypes.c_int32(count), ctypes.c_int64(entries), ctypes.c_int32(fresh)
+        calls.append((total, slices, factors, *sizes))
+    if len(calls) == 1:
+        compiled.fedpmt_fold(*calls[0])
+    else:
+        # Made anew each time: threads that are kept would be missing in a process that is forked later.
+        with ThreadPoolExecutor(min(len(calls), os.cpu_count() or 1)) as cores:
+            for done in [cores.submit(compiled.fedpmt_fold, *call) for call in calls]:
+                done.result()
+    return True
+
+
+def add_at(
+    sums: Tensor, covers: Tensor, axes: Sequence[np.ndarray | None], values: Tensor, weight: float
+) -> bool:
+    """Add `values` to `sums`, and `weight` to `covers`, at the positions that `axes` list (None: all of them).
+
+    Returns:
+        Whether it was done: False where compiled code is not there or does not know these tensors.
+    """
+    compiled = library.library()
+    if compiled is None or not all(_plain(tensor) for tensor in (sums, covers, values)):
+        return False
+    shape = tuple(sums.shape)
+    pairs = zip(shape, axes, strict=True)
+    within = all(kept is None or bool(((kept >= 0) & (kept < full)).all()) for full, kept in pairs)
+    if not shape or not within or any(kept is not None for kept in axes[2:]):
+        return False
+    rows = _places(axes[0], shape[0])
+    if len(axes) > 1 and axes[1] is not None:
+        columns, inner = _places(axes[1], shape[1]), math.prod(shape[2:])
+    else:  # whole rows, each of them one run
+        columns, inner = _places(None, 1), math.prod(shape[1:])
+    if values.numel() != len(rows) * len(columns) * inner:
+        return False
+    compiled.fedpmt_add_at(
+        ctypes.c_void_p(sums.data_ptr()),
+        ctypes.c_void_p(covers.data_ptr()),
+        ctypes.c_void_p(values.data_ptr()),
+        ctypes.c_float(weight),
+        ctypes.c_void_p(rows.ctypes.data),
+        ctypes.c_int64(len(rows)),
+        ctypes.c_void_p(columns.ctypes.data),
+        ctypes.c_int64(len(columns)),
+        ctypes.c_int64(math.prod(shape[1:])),
+        ctypes.c_int64(inner),
+    )
+    return True
+
+
+def _places(kept: np.ndarray | None, full: int) -> np.ndarray:
+    return np.arange(full, dtype=np.int64) if kept is None else np.ascontiguousarray(kept, dtype=np.int64)
+
+
+def _plain(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()

@@ -1,0 +1,51 @@
+"""Tensors inside of whatever modules are given and return: tuples, dicts, dataclasses, Hugging Face outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Go through all tensors of a value, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        for child in _children(value):
+            yield from tensors_in(child)
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Copy a value with every tensor replaced by `function(tensor)`, called in the order of `tensors_in`."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        found = {key: map_tensors(child, function) for key, child in value.items()}
+        # Hugging Face outputs are dicts and dataclasses at once: they are made from keywords.
+        return type(value)(**found) if dataclasses.is_dataclass(value) else type(value)(found)  # type: ignore[call-arg]
+    if isinstance(value, tuple | list):
+        children = [map_tensors(child, function) for child in value]
+        return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(
+            value, **{name: map_tensors(getattr(value, name), function) for name in fields}
+        )
+    return value
+
+
+def _children(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, tuple | list):
+        yield from value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            if field.init:
+                yield getattr(value, field.name)

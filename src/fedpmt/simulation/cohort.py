@@ -1,0 +1,211 @@
+"""A round before anybody trains: who is asked, for what, what that takes of each device, and who arrives in time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from fedpmt.devices.fleet import drifted
+from fedpmt.resources import ROUNDING, Resources
+from fedpmt.settings import parse_drift
+from fedpmt.training.messages import Client, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fedpmt.devices.fleet import Device, Fleet
+    from fedpmt.methods.base import Round
+    from fedpmt.parts.part import Part
+    from fedpmt.pricing.meter import Plan
+    from fedpmt.records import Outcome
+    from fedpmt.settings import Settings
+    from fedpmt.simulation.loop import Federation, Progress
+
+Sampler: TypeAlias = "Callable[[Fleet, int, int, np.random.Generator], np.ndarray]"
+
+CANDIDATES = 2
+"""FedCS polls more devices than it takes; this many times the cohort."""
+
+
+def stratified(fleet: Fleet, count: int, round_index: int, rng: np.random.Generator) -> np.ndarray:
+    """The same number from each level, |S_i| = |S| / |I|; remainders go to the levels in turn."""
+    levels = len(fleet.members)
+    chosen: list[np.ndarray] = []
+    for level, members in enumerate(fleet.members):
+        turn = (level - round_index * (count % levels)) % levels
+        wanted = count // levels + (turn < count % levels)
+        chosen.append(_available(fleet, members, wanted, rng))
+    cohort = np.concatenate(chosen)
+    if len(cohort) < count:
+        # A level too small for its share: the others make up for it.
+        others = np.setdiff1d(np.arange(len(fleet)), cohort)
+        cohort = np.concatenate([cohort, _available(fleet, others, count - len(cohort), rng)])
+    return np.sort(cohort)
+
+
+def uniform(fleet: Fleet, count: int, round_index: int, rng: np.random.Generator) -> np.ndarray:
+    """Devices uniformly at random."""
+    return np.sort(_available(fleet, None, count, rng))
+
+
+def fastest(fleet: Fleet, count: int, round_index: int, rng: np.random.Generator) -> np.ndarray:
+    """Poll some devices at random and take the fastest of them (FedCS)."""
+    polled = _available(fleet, None, min(len(fleet), CANDIDATES * count), rng)
+    return np.sort(polled[np.argsort(-fleet.speeds[polled], kind="stable")[:count]])
+
+
+SAMPLERS: dict[str, Sampler] = {"stratified": stratified, "uniform": uniform, "fastest": fastest}
+
+
+def draw_cohort(
+    settings: Settings, fleet: Fleet, round_: Round, chosen: Sequence[int] | None = None
+) -> list[Device]:
+    """Who is asked, in device order, each on its level of this round; `chosen` where the method decides."""
+    if chosen is not None:
+        return [fleet.device(int(device)) for device in sorted(chosen)]
+    wanted = min(len(fleet), int(np.ceil(settings.cohort * settings.over_select)))
+    rng = round_.rng("cohort")
+    if settings.level_draw == "fixed":
+        ids = SAMPLERS[settings.sampling](fleet, wanted, round_.index, rng)
+        return [fleet.device(int(device)) for device in ids]
+    ids = uniform(fleet, wanted, round_.index, rng)
+    levels = rng.permutation(np.arange(len(ids)) % len(fleet.level_speeds)) + 1
+    return [fleet.at_level(int(device), int(level)) for device, level in zip(ids, levels, strict=True)]
+
+
+def _available(fleet: Fleet, members: np.ndarray | None, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Up to `count` devices that can be reached, without a look at the whole population."""
+    population = len(fleet) if members is None else len(members)
+    key = 0 if fleet.availabilities is None else int(rng.integers(2**63))
+    polled = min(population, count)
+    while True:
+        drawn = rng.choice(population, size=polled, replace=False)
+        drawn = drawn if members is None else members[drawn]
+        if fleet.availabilities is None:
+            return drawn
+        # By device, not by poll: who cannot be reached stays so when more are polled.
+        chance = [np.random.default_rng((key, int(device))).random() for device in drawn]
+        reachable = drawn[chance < fleet.availabilities[drawn]]
+        if len(reachable) >= count or polled == population:
+            return reachable[:count]
+        polled = min(population, 2 * polled + 8)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A device of the round with its task, and what the clock makes of it."""
+
+    device: Device
+    task: Task
+    part: Part
+    samples: int
+    plan: Plan  # what it may spend
+    usage: Resources  # what it spends
+    seconds: float  # T_k, training and transfer
+    transfer: float  # of these seconds, on the link
+    bytes_down: int
+    bytes_up: int
+    able: bool = True  # whether the part fits into the device's memory
+    reason: str = ""  # why its reply did not count, where somebody said
+
+
+def assign(federation: Federation, progress: Progress, device: Device, round_: Round) -> Assignment:
+    """Give a device its task, and find out what it will take."""
+    settings, data = federation.settings, federation.problem.data
+    samples = data.samples(device.id)
+    speed = (progress.speeds or {}).get(device.id, device.speed)  # as the server knows it
+    plan = federation.planner.plan(replace(device, id=0, name="", speed=speed), samples)
+    known = settings.splitting == "server"
+    client = Client(
+        device.id,
+        device.level if known else None,
+        speed if known else None,
+        samples,
+        plan.meter.steps,
+        data.label_counts(device.id) if federation.needs_labels else None,
+        plan if known else None,
+    )
+    task = federation.method.assign(progress.state, client, round_)
+    if plan.meter.extra is not None:
+        task = replace(task, offer=tuple(plan.meter.complete(part) for part in task.offer))
+    if progress.accepted is not None:
+        task = replace(task, accepted_round=progress.accepted.get(device.id))
+    drift = parse_drift(settings.drift)
+    if drift is not None:
+        device = drifted(device, drift, round_.index, settings.partition_seed)
+    part = task.offer[0] if len(task.offer) == 1 else choose(federation, device, task, samples)
+    return account(federation, device, task, part, samples, plan)
+
+
+def choose(federation: Federation, device: Device, task: Task, samples: int) -> Part:
+    """The part that a device takes of several on offer (Option II): the largest it can afford, else the smallest."""
+    plan, price = federation.planner.plan(replace(device, id=0, name=""), samples), federation.planner.price
+    # Parts on offer are complete: what the method's work adds to them is not to be added again.
+    affordable = [part for part in task.offer[: plan.depth] if plan.meter.quote(part).usage <= plan.limit]
+    if affordable:
+        return max(affordable, key=lambda part: price(part).operations)
+    return min(task.offer, key=lambda part: price(part).operations)
+
+
+def account(
+    federation: Federation, device: Device, task: Task, part: Part, samples: int, plan: Plan
+) -> Assignment:
+    """What it will take a device to do its task with this part."""
+    meter = plan.meter if plan.meter.device.speed == device.speed else replace(plan.meter, device=device)
+    fewer = task.steps is not None or task.epochs is not None
+    quote = meter.quote(part, steps_asked(federation, task, samples) if fewer else None)
+    usage = quote.usage
+    if usage.memory > device.memory:
+        # It says so at once: nothing is sent and nobody waits.
+        usage = Resources(usage.operations, memory=usage.memory)
+        return Assignment(device, task, part, samples, plan, usage, 0.0, 0.0, 0, 0, able=False)
+    seconds, down, up = usage.seconds, quote.download, quote.upload
+    return Assignment(device, task, part, samples, plan, usage, seconds, quote.transfer, down, up)
+
+
+def steps_asked(federation: Federation, task: Task, samples: int) -> int:
+    """The steps of a local round that a task asks for."""
+    local = federation.local_settings
+    if task.epochs is not None:
+        local = replace(local, epochs=task.epochs)
+    return local.steps(samples, task.steps)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a round's devices, in the order they were given."""
+
+    outcomes: tuple[Outcome, ...]
+    round_seconds: float
+
+
+def settle(seconds: Sequence[float], failed: Sequence[bool], deadline: float | None, wanted: int) -> Verdict:
+    """Decide a round before anybody trains, from the seconds each device needs.
+
+    Without a deadline the round lasts as long as its slowest device; with one, later replies are dropped
+    and the round ends there, or sooner when all have arrived. Of an over-selected cohort the first
+    `wanted` replies count. A device that fails is waited for as if it would still come.
+
+    >>> settle([23.0, 26.4, 10.0], [False] * 3, deadline=26.5, wanted=3)
+    Verdict(outcomes=('arrived', 'arrived', 'arrived'), round_seconds=26.4)
+    >>> settle([50.0, 20.0, 10.0], [False] * 3, deadline=26.5, wanted=3)
+    Verdict(outcomes=('late', 'arrived', 'arrived'), round_seconds=26.5)
+    """
+    limit = math.inf if deadline is None else deadline * (1 + ROUNDING)
+    outcomes: list[Outcome] = [
+        "failed" if lost else "late" if time > limit else "arrived"
+        for time, lost in zip(seconds, failed, strict=True)
+    ]
+    order = sorted(
+        (time, position) for position, time in enumerate(seconds) if outcomes[position] == "arrived"
+    )
+    for _, position in order[wanted:]:
+        outcomes[position] = "surplus"
+    if len(order) >= wanted:
+        # Enough replies: nobody else is waited for.
+        return Verdict(tuple(outcomes), order[wanted - 1][0] if wanted else 0.0)
+    waited = max(seconds, default=0.0)
+    return Verdict(tuple(outcomes), min(waited, deadline) if deadline is not None else waited)

@@ -1,0 +1,113 @@
+"""Models as published: their layers, prices and cuts, and runs whose saved model is what was recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from fedpmt.models.layered import LayeredModel, layered
+from fedpmt.models.tracing import NoFastPath
+from fedpmt.models.trees import tensors_in
+from fedpmt.parts.depth import suffix
+from fedpmt.pricing.price import Price
+from fedpmt.types import Examples
+from models.zoo import ZOO
+
+if TYPE_CHECKING:
+    from models.zoo import Published
+
+
+def make(name: str) -> tuple[Published, nn.Module, Any]:
+    torch.manual_seed(0)
+    return ZOO[name], ZOO[name].make(), ZOO[name].inputs()
+
+
+def state(module: nn.Module) -> dict[str, Any]:
+    """All that a forward pass or a search for layers could change."""
+    tensors = {key: tensor.detach().clone() for key, tensor in module.state_dict().items()}
+    modes = {path: child.training for path, child in module.named_modules()}
+    return {"tensors": tensors, "modes": modes, "hooks": [len(m._forward_hooks) for m in module.modules()]}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    tensors = one["tensors"].keys() == other["tensors"].keys() and all(
+        torch.equal(tensor, other["tensors"][key]) for key, tensor in one["tensors"].items()
+    )
+    return tensors and one["modes"] == other["modes"] and one["hooks"] == other["hooks"]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_layers_prices_and_cuts(name: str) -> None:
+    published, module, inputs = make(name)
+    before = state(module)
+    model = layered(module, example=inputs)
+    assert tuple(layer.name for layer in model.structure.layers) == published.layers
+    assert {*model.structure.tensors, *model.structure.fixed} <= before["tensors"].keys()
+    few = Examples(inputs, torch.zeros(48), torch.arange(48).numpy()).take(slice(0, 4)).inputs
+    check_operations(model, few, published)
+    check_cuts(model, few)
+    assert same(state(module), before)
+
+
+def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def check_operations(model: LayeredModel, inputs: Any, published: Published) -> None:
+    """The price of a forward pass of a batch of 4 against torch's own counter, which counts products and sums apart."""
+    price = Price(model, mode="exact", batch=4, samples=48, cached=False, example=inputs)
+    # It knows attention, but not by the name of the CPU's kernel.
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    counter = FlopCounterMode(display=False, custom_mapping={kernel: attention})
+    model.set_training([False] * len(model.structure.layers))
+    with counter, NoFastPath(), torch.no_grad():
+        model.forward({}, inputs)
+    theirs = published.operations or counter.get_total_flops() / 2
+    assert price.full.inference == pytest.approx(theirs, rel=1e-3)
+
+
+def check_cuts(model: LayeredModel, inputs: Any) -> None:
+    """The gradients of what is trained are the same, whether the layers before are run or answered for."""
+    tensors = model.initial()
+    layers = len(model.structure.layers)
+    for cut in range(layers):
+        if cut == 0 and not model.layout.base:
+            continue
+        assert model.can_cut(cut)
+        part = suffix(model.structure, cut, "")
+        trained = [name for name in model.structure.parameters if name in part.trained]
+        model.set_training([place >= cut for place in range(layers)], norms=False)
+        found = []
+        for halves in (True, False):
+            local = {key: one.clone().requires_grad_(key in trained) for key, one in tensors.items()}
+            if halves:
+                kept = model.prefix(cut, tensors, inputs)
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(1)
+                    outputs = model.suffix(cut, local, model.entry(kept, inputs))
+            else:
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(1)
+                    outputs = model.forward(local, inputs)
+            numbers = [one for one in tensors_in(outputs) if one.requires_grad]
+            loss = sum((one * torch.linspace(-1, 1, one.numel()).view_as(one)).sum() for one in numbers)
+            assert isinstance(loss, torch.Tensor)
+            gradients = torch.autograd.grad(loss, [local[key] for key in trained], allow_unused=True)
+            found.append(dict(zip(trained, gradients, strict=True)))
+        for key in trained:
+            one, other = (gradients[key] for gradients in found)
+            if is_tied(model, key):
+                assert one is not None  # through its last use alone, where the first is before the cut
+            elif one is None or other is None:
+                assert one is other
+            else:
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    model.release()
+
+
+def is_tied(model: LayeredModel, name: str) -> bool:
+    return len(model.layout.aliases[name]) > 1
