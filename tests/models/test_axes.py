@@ -203,7 +203,7 @@ class Auxiliary(ResNet):
     def forward(self, x: Tensor) -> Tensor:
         stem = torch.relu(self.bn(self.stem(x)))
         scores = self.fc(self.blocks(stem).mean(dim=(2, 3)))
-        return scores + self.side(stem.mean(dim=(2, 3))) if self.training else scores
+        return scores + self.side(stem.mean(dim=(2, 3))) if self.training else scores  # type: ignore[no-any-return]
 
 
 def test_what_is_used_in_training_only_is_followed_too() -> None:
@@ -216,7 +216,7 @@ def test_what_may_be_used_for_other_inputs_is_not_cut() -> None:
         def forward(self, x: Tensor) -> Tensor:
             stem = torch.relu(self.bn(self.stem(x)))
             scores = self.fc(self.blocks(stem).mean(dim=(2, 3)))
-            return scores + self.side(stem.mean(dim=(2, 3))) if float(x.sum()) > 1e9 else scores
+            return scores + self.side(stem.mean(dim=(2, 3))) if float(x.sum()) > 1e9 else scores  # type: ignore[no-any-return]
 
     assert list(hidden(traced_axes(Choosing(), PIXELS))) == ["blocks.0.conv1", "blocks.1.conv1"]
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from fedpmt.types import Arrays
 
+HUGGING: Any = transformers  # some of its classes have no annotations
 TEXT: dict[str, Any] = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
@@ -35,25 +36,25 @@ def tokens() -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(3, 50, (3, 8)), "attention_mask": torch.ones(3, 8, dtype=torch.int64)}
 
 
-def bert() -> nn.Module:
-    return transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT, **SMALL))
+def bert() -> Any:
+    return HUGGING.BertForSequenceClassification(HUGGING.BertConfig(**TEXT, **SMALL))
 
 
-def distilbert() -> nn.Module:
-    config = transformers.DistilBertConfig(**TEXT, dim=32, n_layers=2, n_heads=4, hidden_dim=64)
-    return transformers.DistilBertForSequenceClassification(config)
+def distilbert() -> Any:
+    config = HUGGING.DistilBertConfig(**TEXT, dim=32, n_layers=2, n_heads=4, hidden_dim=64)
+    return HUGGING.DistilBertForSequenceClassification(config)
 
 
-def vit() -> nn.Module:
-    return transformers.ViTForImageClassification(transformers.ViTConfig(image_size=32, **SMALL))
+def vit() -> Any:
+    return HUGGING.ViTForImageClassification(HUGGING.ViTConfig(image_size=32, **SMALL))
 
 
-def gpt2() -> nn.Module:
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**TEXT, n_embd=32, n_layer=2, n_head=4))
+def gpt2() -> Any:
+    return HUGGING.GPT2LMHeadModel(HUGGING.GPT2Config(**TEXT, n_embd=32, n_layer=2, n_head=4))
 
 
-def llama() -> nn.Module:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, **SMALL, num_key_value_heads=2))
+def llama() -> Any:
+    return HUGGING.LlamaForCausalLM(HUGGING.LlamaConfig(**TEXT, **SMALL, num_key_value_heads=2))
 
 
 Published = tuple["Callable[[], nn.Module]", "Callable[[], Arrays]", dict[str, int]]

@@ -7,9 +7,10 @@ them do is found by trying: a cut module must return what the whole one returns 
 from __future__ import annotations
 
 import math
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from fedpmt.models.axes.following import call, describe, results, watch
 from fedpmt.models.structure import Axes, Fit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fedpmt.models.axes.following import Trace
     from fedpmt.models.structure import Structure
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 RECENT = 3
 """Modules that may have caused a failure in one that ran after them."""
-
-Named: TypeAlias = tuple[type[nn.Module], str]
-"""An attribute of a type of module."""
 
 
 def fit_attributes(module: nn.Module, structure: Structure, tensors: Tensors) -> None:
@@ -253,47 +251,58 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
 
 def settle(trial: Trial, fits: Sequence[Fit]) -> tuple[tuple[Fit, ...], Stop | None]:
     """Find the numbers that must be fitted, one after another; a stop where none of those left helps."""
-    found, learned = list(fits), set[Named]()
+    found = list(fits)
     stop = trial.run(found)
     while stop is not None:
-        # What has helped in some modules may be all that the others of their types need.
-        likely = [*found, *_alike(trial, found, learned)]
-        if len(likely) > len(found) + 1 and trial.run(likely) is None:
-            return tuple(likely), None
-        best: tuple[Fit, Named, Stop | None] | None = None
-        reached = stop.progress
-        for fit, named in _options(trial, reversed(stop.ended + stop.path), found, learned):
-            further = trial.run([*found, fit])
-            if further is None or further.progress > reached:
-                best = fit, named, further
-                if further is None or named in learned:
-                    break
-                reached = further.progress
-        if best is None:
+        helps = _next_fit(trial, found, stop)
+        if helps is None:
             return tuple(found), stop
-        found.append(best[0])
-        learned.add(best[1])
-        stop = best[2]
+        fit, stop = helps
+        found.append(fit)
+        # What a block needs the others need as well, unless they then fail where they did not before.
+        alike = _alike(trial, fit, found)
+        if alike and stop is not None:
+            further = trial.run([*found, *alike])
+            if further is None or further.progress >= stop.progress:
+                found, stop = [*found, *alike], further
     return tuple(found), None
 
 
-def _alike(trial: Trial, found: Sequence[Fit], learned: set[Named]) -> list[Fit]:
-    paths = (path for path, _ in trial.module.named_modules())
-    return [fit for fit, named in _options(trial, paths, found, learned) if named in learned]
+def _next_fit(trial: Trial, found: Sequence[Fit], stop: Stop) -> tuple[Fit, Stop | None] | None:
+    """The number with which the run gets furthest, and how far that is; the first that leads out of the module."""
+    best: tuple[Fit, Stop] | None = None
+    for path in reversed(stop.ended + stop.path):
+        for fit in trial.candidates(path):
+            if any(_same_number(fit, one) for one in found):
+                continue
+            further = trial.run([*found, fit])
+            if further is None:
+                return fit, None
+            if further.progress > (best[1] if best else stop).progress:
+                best = fit, further
+                if stop.path[-1] not in further.path:
+                    return best
+    return best
 
 
-def _options(
-    trial: Trial, paths: Iterable[str], found: Sequence[Fit], learned: set[Named]
-) -> list[tuple[Fit, Named]]:
-    """What to try in these modules: numbers that have helped in others of the same type first."""
-    tried = {(fit.module, fit.attribute, fit.place) for fit in found}
-    options = [
-        (fit, (type(trial.module.get_submodule(path)), fit.attribute))
-        for path in paths
-        for fit in trial.candidates(path)
-        if (fit.module, fit.attribute, fit.place) not in tried
+def _same_number(one: Fit, other: Fit) -> bool:
+    return (one.module, one.attribute, one.place) == (other.module, other.attribute, other.place)
+
+
+def _alike(trial: Trial, fit: Fit, found: Sequence[Fit]) -> list[Fit]:
+    """The same number in modules whose paths differ in how they are counted alone: `h.3.attn` for `h.0.attn`."""
+    return [
+        other
+        for path, _ in trial.module.named_modules()
+        if _uncounted(path) == _uncounted(fit.module)
+        for other in trial.candidates(path)
+        if (other.attribute, other.place, other.times) == (fit.attribute, fit.place, fit.times)
+        and not any(_same_number(other, one) for one in found)
     ]
-    return sorted(options, key=lambda option: option[1] not in learned)
+
+
+def _uncounted(path: str) -> str:
+    return re.sub(r"\d+", "#", path)
 
 
 def blame(trial: Trial, stop: Stop) -> tuple[Sequence[str], str]:
