@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, smoke, draw."""
+"""The command line: `python -m benchmarks COMMAND`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks import aggregation, draw, methods, own, scale
 from benchmarks.environments import cache_folder
 from benchmarks.measure import PEERS, Benchmark, Plan, quick
-from benchmarks.page import page, threads_table
+from benchmarks.page import fill, page, threads_table
 from benchmarks.results import Results
-from benchmarks.settings import SETTINGS, SMOKE, VARIANTS, Setting
+from benchmarks.settings import MODELS, SETTINGS, SMOKE, VARIANTS, Setting, as_class
 from fedpmt.methods.registry import METHODS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from matplotlib.figure import Figure
 
 DEFAULT_OUT = Path("benchmark-results")
 
@@ -29,47 +35,24 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """Make the parser of all commands and their options."""
     top = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Ours and other simulators, measured side by side."
     )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="measure simulators in turn; writes every measurement as JSON")
-    _choice(run)
-    run.add_argument(
-        "--repeat", type=int, default=3, metavar="N", help="repetitions, peers in turn in each (%(default)s)"
+    _measuring(run, SETTINGS, "compare.json", repeat=3, rounds=10, accuracy_rounds=20, warmup=2)
+    models = commands.add_parser(
+        "models",
+        help="the same with users' own modules: the nets of `run` as classes, a ResNet, a ViT and a BERT",
     )
-    run.add_argument(
-        "--rounds", type=int, default=10, help="rounds of a repetition, 2 of them warm-up (%(default)s)"
-    )
-    run.add_argument(
-        "--accuracy-rounds",
-        type=int,
-        default=20,
-        help="rounds of the first repetition, after which accuracies are compared (%(default)s)",
-    )
-    run.add_argument(
-        "--quick", action="store_true", help="few rounds and at most two repetitions: minutes, not hours"
-    )
-    run.add_argument(
-        "--no-search", action="store_true", help="take the first way of using the cores instead of trying all"
-    )
-    run.add_argument(
-        "--ways",
-        type=Path,
-        metavar="FILE.json",
-        help="take the ways of using the cores that a run, or `threads`, found on this machine",
-    )
-    run.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT / "compare.json", metavar="FILE.json", help="(%(default)s)"
-    )
-    run.set_defaults(do=do_run)
+    _measuring(models, MODELS, "models.json", repeat=2, rounds=5, accuracy_rounds=5, warmup=1)
 
     threads = commands.add_parser(
         "threads", help="only find the best way of using the cores for each simulator"
     )
-    _choice(threads)
+    _choice(threads, SETTINGS)
     threads.add_argument(
         "--out", type=Path, default=DEFAULT_OUT / "threads.json", metavar="FILE.json", help="(%(default)s)"
     )
@@ -112,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
     inside = commands.add_parser(
         "own", help="our rounds: the time of each depth, of each stage, and of an evaluation"
     )
-    _choice(inside)
+    _choice(inside, SETTINGS)
     inside.add_argument("--repeat", type=int, default=3, metavar="N", help="(%(default)s)")
     inside.add_argument("--rounds", type=int, default=10, help="of a repetition (%(default)s)")
     inside.add_argument(
@@ -126,21 +109,74 @@ def parser() -> argparse.ArgumentParser:
 
     show = commands.add_parser("draw", help="figures and Markdown tables from the JSON files")
     show.add_argument(
-        "files", type=Path, nargs="+", metavar="FILE.json", help="of run, scale, own, methods or aggregation"
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE.json",
+        help="of run, models, scale, own, methods or aggregation",
     )
     show.add_argument(
         "--figures", type=Path, default=DEFAULT_OUT, metavar="FOLDER", help="where figures go (%(default)s)"
     )
     show.add_argument("--format", choices=("svg", "png"), default="svg", help="(%(default)s)")
     show.add_argument(
-        "--out",
+        "--page",
         type=Path,
         default=None,
         metavar="FILE.md",
-        help="write the tables here instead of printing them",
+        help="put the tables into this page, between the marks of their names, instead of printing them",
     )
     show.set_defaults(do=do_draw)
     return top
+
+
+def _measuring(
+    command: argparse.ArgumentParser,
+    settings: dict[str, Setting],
+    out: str,
+    *,
+    repeat: int,
+    rounds: int,
+    accuracy_rounds: int,
+    warmup: int,
+) -> None:
+    """Add the options of a command that measures ours and its peers on some settings."""
+    _choice(command, settings)
+    command.add_argument(
+        "--repeat",
+        type=int,
+        default=repeat,
+        metavar="N",
+        help="repetitions, peers in turn in each (%(default)s)",
+    )
+    command.add_argument(
+        "--rounds",
+        type=int,
+        default=rounds,
+        help=f"rounds of a repetition, {warmup} for warming up (%(default)s)",
+    )
+    command.add_argument(
+        "--accuracy-rounds",
+        type=int,
+        default=accuracy_rounds,
+        help="rounds of the first repetition, after which accuracies are compared (%(default)s)",
+    )
+    command.add_argument(
+        "--quick", action="store_true", help="few rounds and at most two repetitions: minutes, not hours"
+    )
+    command.add_argument(
+        "--no-search", action="store_true", help="take the first way of using the cores instead of trying all"
+    )
+    command.add_argument(
+        "--ways",
+        type=Path,
+        metavar="FILE.json",
+        help="take the ways of using the cores that a run, or `threads`, found on this machine",
+    )
+    command.add_argument(
+        "--out", type=Path, default=DEFAULT_OUT / out, metavar="FILE.json", help="(%(default)s)"
+    )
+    command.set_defaults(do=do_run, warmup=warmup)
 
 
 def _methods_command(every: argparse.ArgumentParser) -> None:
@@ -168,13 +204,13 @@ def _methods_command(every: argparse.ArgumentParser) -> None:
     every.set_defaults(do=do_methods)
 
 
-def _choice(command: argparse.ArgumentParser) -> None:
+def _choice(command: argparse.ArgumentParser, settings: dict[str, Setting]) -> None:
     command.add_argument(
-        "--settings",
-        type=_settings,
-        default=tuple(SETTINGS.values()),
+        "--only",
+        type=lambda text: tuple(settings[name] for name in _names(text, settings)),
+        default=tuple(settings.values()),
         metavar="A,B",
-        help=f"of {','.join(SETTINGS)} (all)",
+        help=f"settings, of {', '.join(settings)} (all)",
     )
     command.add_argument(
         "--peers", type=_peers, default=PEERS, metavar="A,B", help=f"of {','.join(PEERS)} (all)"
@@ -200,10 +236,6 @@ def _choice(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _settings(text: str) -> tuple[Setting, ...]:
-    return tuple(SETTINGS[name] for name in _names(text, SETTINGS))
-
-
 def _peers(text: str) -> tuple[str, ...]:
     return tuple(_names(text, PEERS))
 
@@ -212,19 +244,18 @@ def _methods(text: str) -> tuple[str, ...]:
     return tuple(_names(text, METHODS))
 
 
-def _names(text: str, allowed: object) -> list[str]:
+def _names(text: str, allowed: Collection[str]) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    known = list(allowed) if isinstance(allowed, dict | tuple) else []
     for name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"'{name}' is unknown (allowed: {', '.join(known)})")
+        if name not in allowed:
+            raise argparse.ArgumentTypeError(f"'{name}' is unknown (allowed: {', '.join(allowed)})")
     return names
 
 
 def plan_of(given: argparse.Namespace) -> Plan:
-    """The plan that the command line asks for."""
+    """Make the plan that the command line asks for."""
     return Plan(
-        settings=given.settings,
+        settings=given.only,
         peers=given.peers,
         limit=given.limit,
         data_dir=None if given.data_dir is None else Path(given.data_dir).resolve(),
@@ -234,14 +265,16 @@ def plan_of(given: argparse.Namespace) -> Plan:
 
 
 def do_run(given: argparse.Namespace) -> int:
-    """Measure, and show the tables."""
+    """Measure, and print the tables."""
     plan = replace(
         plan_of(given),
         repeat=given.repeat,
+        warmup=given.warmup,
         rounds=given.rounds,
+        trial_rounds=given.warmup + 3,
         accuracy_rounds=given.accuracy_rounds,
         search=not given.no_search,
-        known=tuple(Results.model_validate_json(given.ways.read_bytes()).threads) if given.ways else (),
+        known=tuple(Results.read(given.ways).threads) if given.ways else (),
     )
     results = Benchmark(quick(plan) if given.quick else plan).run()
     print(page(results))
@@ -258,10 +291,10 @@ def do_threads(given: argparse.Namespace) -> int:
 
 
 def do_smoke(given: argparse.Namespace) -> int:
-    """A tiny comparison; fails when one of the two could not be measured or did not do the same work."""
+    """Run a tiny comparison; it fails if ours or the plain loop was not measured or did not do the same work."""
     with tempfile.TemporaryDirectory(prefix="fedpmt-bench-") as work:
         plan = Plan(
-            settings=(SMOKE,),
+            settings=(SMOKE, as_class(SMOKE)),
             peers=("ours", "plain"),
             variants=VARIANTS[:2],
             repeat=1,
@@ -286,99 +319,24 @@ def do_aggregation(given: argparse.Namespace) -> int:
         parameters=given.parameters, updates=given.updates, repeat=given.repeat, flower=not given.no_flower
     )
     _write(given.out, results.model_dump_json(indent=1))
-    print(aggregation_text(results))
+    print(aggregation.aggregation_text(results))
     return 0
-
-
-def aggregation_text(results: aggregation.AggregationResults) -> str:
-    """One paragraph."""
-    flower = f"Flower: {results.flower_note or 'not measured'}."
-    if results.times_flower is not None:
-        flower = f"Flower's FedAvg takes {results.times_flower:.1f} times as long."
-    return (
-        f"{results.updates} updates of {results.parameters:,} parameters: {results.ours_gb_per_second:.1f} GB/s "
-        f"with {results.threads} threads, "
-        f"{results.share_of_copy:.0%} of the machine's copy rate ({results.copy_gb_per_second:.1f} GB/s). {flower}"
-    )
 
 
 def do_scale(given: argparse.Namespace) -> int:
     """Measure how a round grows."""
     results = scale.run(repeat=given.repeat, quick=given.quick)
     _write(given.out, results.model_dump_json(indent=1))
-    print(scale_text(results))
+    print(scale.scale_text(results))
     return 0
-
-
-def scale_text(results: scale.ScaleResults) -> str:
-    """A table of all places, and the start-up times."""
-    from benchmarks.page import table
-    from benchmarks.summary import Spread
-
-    body = [
-        [
-            draw.AXIS[point.kind],
-            f"{point.size:,.0f}",
-            str(Spread(point.seconds, point.low, point.high)),
-            f"{point.peak_mib:.0f} MiB",
-        ]
-        for point in results.points
-    ]
-    text = table(("axis", "size", "a round", "peak memory"), body)
-    if results.startup is None:
-        return text
-    return (
-        f"{text}\n\n`fedpmt --help` takes {results.startup.help_seconds:.2f} s; `fedpmt run` has its first round "
-        f"on disk after {results.startup.first_round_seconds:.2f} s."
-    )
 
 
 def do_own(given: argparse.Namespace) -> int:
     """Look into our own rounds."""
     results = own.run(replace(plan_of(given), repeat=given.repeat, rounds=given.rounds))
     _write(given.out, results.model_dump_json(indent=1))
-    print(own_text(results))
+    print("\n\n".join(own.tables(results).values()))
     return 0
-
-
-def own_text(results: own.OwnResults) -> str:
-    """All tables."""
-    from benchmarks.page import table
-    from benchmarks.summary import seconds_text
-
-    depths = [
-        [
-            one.setting,
-            str(one.epochs),
-            str(one.depth),
-            seconds_text(one.seconds),
-            f"{one.time:.2f}",
-            f"{one.operations:.2f}",
-            f"{one.time / one.operations - 1:+.0%}",
-        ]
-        for one in results.depths
-    ]
-    stages = [
-        [one.setting, *map(seconds_text, (one.gathered, one.laid_out, one.trained, one.read_back))]
-        for one in results.stages
-    ]
-    evaluations = [
-        [one.setting, *map(seconds_text, (one.round_seconds, one.evaluated_seconds)), f"{one.share:.2f}"]
-        for one in results.evaluations
-    ]
-    modules = [
-        [one.setting, *map(seconds_text, (one.seconds, one.plain_seconds)), f"{one.faster:.1f} x"]
-        for one in results.modules
-    ]
-    head = ("setting", "E", "depth", "a device's round", "time of the full", "`exact` of the full", "apart")
-    return "\n\n".join(
-        (
-            table(head, depths),
-            table(("setting", "samples gathered", "weights laid out", "trained", "read back"), stages),
-            table(("setting", "a round", "with an evaluation", "evaluation over round"), evaluations),
-            table(("setting", "any other module", "plain PyTorch loop", "ours is faster"), modules),
-        )
-    )
 
 
 def do_methods(given: argparse.Namespace) -> int:
@@ -393,33 +351,43 @@ def do_methods(given: argparse.Namespace) -> int:
 
 def do_draw(given: argparse.Namespace) -> int:
     """Turn JSON files into figures and tables."""
-    texts = []
+    blocks: dict[str, str] = {}
     for file in given.files:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        figure = given.figures / f"{file.stem}.{given.format}"
-        if "measurements" in content:
-            results = Results.model_validate(content)
-            draw.save(draw.compare_figure(results), figure)
-            texts.append(page(results))
-        elif "points" in content:
-            grown = scale.ScaleResults.model_validate(content)
-            draw.save(draw.scale_figure(grown), figure)
-            texts.append(scale_text(grown))
-        elif "evaluations" in content:
-            texts.append(own_text(own.OwnResults.model_validate(content)))
-        elif "methods" in content:
-            texts.append(methods.methods_text(methods.MethodResults.model_validate(content)))
-        elif "copy_seconds" in content:
-            texts.append(aggregation_text(aggregation.AggregationResults.model_validate(content)))
-        else:
+        figure, tables = show_file(file)
+        if not tables:
             print(f"{file.name} is not a result of this benchmark", file=sys.stderr)
             return 1
-    text = "\n\n".join(text.strip() for text in texts) + "\n"
-    if given.out is None:
-        print(text)
+        if figure is not None:
+            draw.save(figure, given.figures / f"{file.stem}.{given.format}")
+        blocks |= tables
+    if given.page is None:
+        print("\n\n".join(text.strip() for text in blocks.values()))
     else:
-        _write(given.out, text)
+        given.page.write_text(fill(given.page.read_text(encoding="utf-8"), blocks), encoding="utf-8")
     return 0
+
+
+def show_file(file: Path) -> tuple[Figure | None, dict[str, str]]:
+    """Make the figure of a JSON file, if it has one, and its tables by the names of their marks.
+
+    There are no tables where the file is not a result of this benchmark.
+    """
+    content, name = json.loads(file.read_text(encoding="utf-8")), file.stem
+    if "measurements" in content:
+        results = Results.model_validate(content)
+        return draw.compare_figure(results), {name: page(results)}
+    if "points" in content:
+        grown = scale.ScaleResults.model_validate(content)
+        return draw.scale_figure(grown), {name: scale.scale_text(grown)}
+    if "evaluations" in content:
+        tables = own.tables(own.OwnResults.model_validate(content))
+        return None, {f"{name}-{kind}": text for kind, text in tables.items()}
+    if "methods" in content:
+        return None, {name: methods.methods_text(methods.MethodResults.model_validate(content))}
+    if "copy_seconds" in content:
+        averaged = aggregation.AggregationResults.model_validate(content)
+        return None, {name: aggregation.aggregation_text(averaged)}
+    return None, {}
 
 
 def _write(path: Path, text: str) -> None:

@@ -29,7 +29,7 @@ class AggregationResults(BaseModel):
     machine: Machine
     parameters: int
     updates: int
-    copy_seconds: list[float]  # one update through copy_, best number of threads, beside each of ours
+    copy_seconds: list[float]  # one update through copy_, best number of threads, in turn with ours
     ours_by_threads: dict[str, list[float]]
     flower_seconds: list[float] = []
     flower_note: str = ""
@@ -69,6 +69,18 @@ class AggregationResults(BaseModel):
     def times_flower(self) -> float | None:
         """How many times longer Flower takes."""
         return median(self.flower_seconds) / median(self.ours_seconds) if self.flower_seconds else None
+
+
+def aggregation_text(results: AggregationResults) -> str:
+    """Describe the results in a paragraph."""
+    flower = f"Flower: {results.flower_note or 'not measured'}."
+    if results.times_flower is not None:
+        flower = f"Flower's FedAvg takes {results.times_flower:.1f} times as long."
+    return (
+        f"{results.updates} updates of {results.parameters:,} parameters: {results.ours_gb_per_second:.1f} GB/s "
+        f"with {results.threads} threads, "
+        f"{results.share_of_copy:.0%} of the machine's copy rate ({results.copy_gb_per_second:.1f} GB/s). {flower}"
+    )
 
 
 def shape_of(parameters: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.page import NAMES
+from benchmarks.scale import AXIS
 from benchmarks.summary import FEDAVG, Row, rows, seconds_text
 from fedpmt.report.theme import INK, MUTED, PALETTE, new_figure, say, themed
 
@@ -18,12 +19,6 @@ if TYPE_CHECKING:
     from benchmarks.scale import ScaleResults
 
 OURS, THEIRS = PALETTE[0], "#b9c2cd"
-AXIS = {
-    "population": "devices in the fleet",
-    "cohort": "devices a round",
-    "model": "parameters",
-    "workers": "workers",
-}
 
 
 def short(size: float) -> str:

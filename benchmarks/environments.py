@@ -13,18 +13,19 @@ from platformdirs import user_cache_dir
 
 
 def cache_folder() -> Path:
-    """Where environments and exported arrays are kept: outside the repository."""
+    """Find the folder of environments and exported arrays, which is outside the repository."""
     return Path(user_cache_dir("fedpmt")) / "benchmarks"
 
 
 def requirements(peer: str) -> list[str]:
-    """What pip is asked for. All that use PyTorch get the version that ours runs on."""
+    """List what pip installs. Peers that use PyTorch and transformers get the versions that ours runs on."""
     torch = f"torch=={version('torch').partition('+')[0]}"
     numpy = f"numpy=={version('numpy')}"
+    transformers = f"transformers=={version('transformers')}"
     return {
-        "plain": [torch, numpy],
-        "flower": [torch, "flwr[simulation]==1.41.0"],
-        "pfl": [torch, "pfl[pytorch]==0.6.0"],
+        "plain": [torch, numpy, transformers],
+        "flower": [torch, transformers, "flwr[simulation]==1.41.0"],
+        "pfl": [torch, transformers, "pfl[pytorch]==0.6.0"],
         "fedjax": ["fedjax==0.0.17", "jax==0.10.2", "jaxlib==0.10.2"],
     }[peer]
 
@@ -34,7 +35,7 @@ class CannotInstallError(RuntimeError):
 
 
 def python_of(peer: str, folder: Path | None = None) -> Path:
-    """The peer's python, in an environment made now or found from an earlier run; ours is this one."""
+    """Find the peer's python, in an environment made now or by an earlier run; ours is this one."""
     if peer == "ours":
         return Path(sys.executable)
     home = (folder or cache_folder()) / "environments" / peer

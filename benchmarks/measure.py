@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from benchmarks.peers.common import Job
 
+LONG_ROUNDS = 2
+"""Timed rounds of a repetition with several local epochs; one more is evaluated and not timed."""
+
 PEERS = ("ours", "plain", "flower", "pfl", "fedjax")
 
 
@@ -54,22 +57,27 @@ class Case:
 
 
 def cases(plan: Plan) -> list[Case]:
-    """All that is measured in one repetition; ours comes between the peers of its setting."""
+    """List all that is measured in one repetition, a setting's peers one after the other."""
     return [
         Case(setting, peer, variant)
         for setting in plan.settings
-        for peer in plan.peers
+        for peer in peers_of(plan, setting)
         for variant in (plan.variants if peer == "ours" else (FEDAVG,))
     ]
 
 
+def peers_of(plan: Plan, setting: Setting) -> list[str]:
+    """List the peers that can train a setting's net; fedjax cannot train a PyTorch module."""
+    return [peer for peer in plan.peers if peer != "fedjax" or not setting.module]
+
+
 def job_of(case: Case, way: Way, plan: Plan, *, rounds: int, seed: int) -> Job:
-    """What the peer is asked to compute."""
+    """Make the job that the peer is asked to do."""
     setting = case.variant.of(case.setting)
     options = dict(way.options)
     if case.peer == "ours":
         options |= setting.ours(case.variant.method)
-        if plan.data_dir is not None:
+        if plan.data_dir is not None and not setting.module:
             options["data_dir"] = str(plan.data_dir)
     data = str(export(case.setting, plan.work / "arrays", plan.data_dir))
     return setting.job(options, rounds=rounds, warmup=plan.warmup, seed=seed, data=data)
@@ -102,8 +110,8 @@ class Benchmark:
         return self.results
 
     def prepare(self) -> None:
-        """Environments and arrays, before anything is timed."""
-        for peer in self.plan.peers:
+        """Make environments and arrays, before anything is timed."""
+        for peer in dict.fromkeys(case.peer for case in cases(self.plan)):
             try:
                 own = self.plan.own_environment
                 self._pythons[peer] = python_of(peer, self.plan.work) if own else python_of("ours")
@@ -114,14 +122,12 @@ class Benchmark:
             export(setting, self.plan.work / "arrays", self.plan.data_dir)
 
     def find_ways(self) -> None:
-        """The best way to use the cores, for each peer on each setting."""
+        """Find the best way to use the cores, for each peer on each setting."""
         for setting in self.plan.settings:
-            for peer in self.plan.peers:
+            for peer in peers_of(self.plan, setting):
                 case = Case(setting, peer)
                 options = ways(peer)
-                known = next(
-                    (one for one in self.plan.known if (one.setting, one.peer) == (setting.name, peer)), None
-                )
+                known = self.known_way(setting, peer)
                 if known is not None and known.chosen in [way.name for way in options]:
                     self._ways[setting.name, peer] = next(way for way in options if way.name == known.chosen)
                     self.results.threads.append(known)
@@ -141,8 +147,14 @@ class Benchmark:
                 say(f"{setting.name} {peer}: {shown}; best: {chosen}")
                 self.save()
 
+    def known_way(self, setting: Setting, peer: str) -> Tried | None:
+        """Find what was tried before, for this setting or for the one whose net it has as a user's class."""
+        found = {(one.setting, one.peer): one for one in self.plan.known}
+        known = found.get((setting.name, peer)) or found.get((setting.base, peer))
+        return known and known.model_copy(update={"setting": setting.name})
+
     def trial(self, case: Case, way: Way) -> float | None:
-        """The median round of a short run."""
+        """Find the median round of a short run."""
         rounds = max(self.plan.trial_rounds, self.plan.warmup + 2)
         found = self.start(case, way, rounds=rounds, seed=0, repetition=-1)
         if found.error:
@@ -150,10 +162,13 @@ class Benchmark:
         return median(found.seconds) if found.seconds and not found.error and not found.cut_off else None
 
     def one(self, case: Case, repetition: int) -> Measurement:
-        """One measurement of a repetition, the peer's best way."""
+        """Measure a case once, with the peer's best way of using the cores."""
         # Ours says with each seed how far accuracies lie apart by chance alone.
         full = repetition == 0 or (case.peer == "ours" and case.variant == FEDAVG)
         rounds = self.plan.accuracy_rounds if full else self.plan.rounds
+        if case.variant.epochs > 1:
+            # Such rounds are long, and nobody compares accuracies after them.
+            rounds = min(rounds, self.plan.warmup + LONG_ROUNDS + 1)
         way = self._ways[case.setting.name, case.peer]
         return self.start(case, way, rounds=rounds, seed=repetition, repetition=repetition)
 
@@ -173,7 +188,7 @@ class Benchmark:
         return measure(case.peer, python, way, job, blank, self.plan.limit)
 
     def add(self, found: Measurement) -> None:
-        """Keep a measurement and tell of it."""
+        """Keep a measurement and print it."""
         self.results.measurements.append(found)
         name = f"{found.setting} {found.peer}" + (f" ({found.variant})" if found.peer == "ours" else "")
         if found.error:
@@ -188,13 +203,13 @@ class Benchmark:
         self.save()
 
     def save(self) -> None:
-        """Write what there is."""
+        """Write the results so far."""
         if self.plan.out is not None:
             self.results.write(self.plan.out)
 
 
 def best_way(tried: dict[str, float | None]) -> str | None:
-    """The fastest of the ways tried.
+    """Find the fastest of the ways tried.
 
     >>> best_way({"1 threads": 0.4, "2 threads": 0.3, "pmap": None})
     '2 threads'
@@ -204,12 +219,12 @@ def best_way(tried: dict[str, float | None]) -> str | None:
 
 
 def quick(plan: Plan) -> Plan:
-    """A plan of a few minutes: fewer rounds and repetitions, the same settings."""
+    """Shorten a plan to a few minutes: fewer rounds and repetitions, the same settings."""
     return replace(
         plan, repeat=min(plan.repeat, 2), rounds=5, accuracy_rounds=5, trial_rounds=4, variants=VARIANTS[:2]
     )
 
 
 def say(text: str) -> None:
-    """Progress, apart from results."""
+    """Print progress, apart from results."""
     print(text, file=sys.stderr, flush=True)

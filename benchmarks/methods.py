@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from benchmarks.environments import python_of
 from benchmarks.machine import Machine, describe
+from benchmarks.page import table
 from benchmarks.results import Measurement
 from benchmarks.runner import measure, ways
 from benchmarks.summary import Spread, spread
-from fedpmt.api import method_of, paper_problem_of, settings_of
 from fedpmt.methods.registry import METHODS
-from fedpmt.simulation.assemble import assemble
-from fedpmt.simulation.executors import Plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from benchmarks.peers.common import Job
     from benchmarks.settings import Setting
@@ -123,35 +120,12 @@ def row_of(name: str, runs: Sequence[Measurement], base: Sequence[Measurement]) 
         high=time.high,
         times_fedavg=median(median(one.seconds) / median(other.seconds) for one, other in pairs),
         operations=median(median(one.operations) / median(other.operations) for one, other in pairs),
-        fast=is_compiled(name),
+        fast=all(one.path == "compiled" for one in runs),
     )
-
-
-def is_compiled(name: str) -> bool:
-    """Whether compiled code takes a device's local round: of a small run's first device, which is trained here."""
-    settings = settings_of(
-        {"method": name, "devices": 4, "samples": 10, "cohort": 1, "options": OPTIONS.get(name, {})}
-    )
-    method, problem = method_of(settings), paper_problem_of(settings)
-    with TemporaryDirectory() as folder, assemble(settings, problem, method, Path(folder)) as federation:
-        progress = federation.start()
-        _, [one, *_] = federation.open(progress)
-        unit = federation.unit(one.device.id, one.task, one.part, one.samples, progress.rounds)
-        executor = Plain(
-            federation.problem.models,
-            federation.problem.objective,
-            unit.settings,
-            fast=True,
-            public=federation.data.public,
-        )
-        executor.compute(method.local, unit)
-    return executor.paths.seen == {"compiled"}
 
 
 def methods_text(results: MethodResults) -> str:
-    """The table, in Markdown."""
-    from benchmarks.page import table
-
+    """Show all methods in a table."""
     body = [
         [
             row.method,

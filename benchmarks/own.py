@@ -1,4 +1,4 @@
-"""Our own rounds: the time of each depth against `exact` pricing, of each stage, of an evaluation, of any module."""
+"""Our own rounds: the time of each depth against `exact` pricing, of each stage, and of an evaluation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from pydantic import BaseModel
 from benchmarks.environments import python_of
 from benchmarks.machine import Machine, describe
 from benchmarks.measure import Case, Plan, job_of
-from benchmarks.peers.ours import UNKNOWN
+from benchmarks.page import table
 from benchmarks.results import Measurement
-from benchmarks.runner import Way, measure, ways
+from benchmarks.runner import Way, measure
 from benchmarks.settings import FEDAVG, Setting
+from benchmarks.summary import seconds_text
 from fedpmt.api import paper_problem_of, settings_of
 from fedpmt.kernels.layout import own_buffers, read_back, shapes_of
 from fedpmt.parts.depth import suffixes
@@ -74,19 +75,6 @@ class EvaluationTime(BaseModel):
         return self.evaluated_seconds / self.round_seconds - 1
 
 
-class ModuleTime(BaseModel):
-    """A round of the same net as a module that nothing is known of, by autograd, and of the plain loop."""
-
-    setting: str
-    seconds: float
-    plain_seconds: float
-
-    @property
-    def faster(self) -> float:
-        """How many times as long the plain loop takes."""
-        return self.plain_seconds / self.seconds
-
-
 class OwnResults(BaseModel):
     """One run of this part of the benchmark."""
 
@@ -94,7 +82,6 @@ class OwnResults(BaseModel):
     depths: list[DepthTime] = []
     stages: list[StageTime] = []
     evaluations: list[EvaluationTime] = []
-    modules: list[ModuleTime] = []
 
 
 def run(plan: Plan, *, epochs: Sequence[int] = (1, 5)) -> OwnResults:
@@ -107,7 +94,6 @@ def run(plan: Plan, *, epochs: Sequence[int] = (1, 5)) -> OwnResults:
         if stages is not None:
             results.stages.append(stages)
         results.evaluations.append(evaluation_time(setting, plan))
-        results.modules.append(module_time(setting, plan))
         print(f"{setting.name}: done", file=sys.stderr, flush=True)
     return results
 
@@ -211,33 +197,60 @@ def _one_thread() -> Iterator[None]:
 
 
 def evaluation_time(setting: Setting, plan: Plan) -> EvaluationTime:
-    """Rounds with and without an evaluation, in turn."""
-    case = Case(setting, "ours", FEDAVG)
-    bare, evaluated = _in_turn(((case, Way("")), (case, Way("", {"eval_every": 1}))), plan)
+    """Measure rounds with and without an evaluation, in turn."""
+    bare, evaluated = _in_turn(setting, (Way(""), Way("", {"eval_every": 1})), plan)
     return EvaluationTime(setting=setting.name, round_seconds=bare, evaluated_seconds=evaluated)
 
 
-def module_time(setting: Setting, plan: Plan) -> ModuleTime:
-    """Any other module than a chain of known layers must be no slower here than in the plain loop."""
-    ours, plain = Case(setting, "ours", FEDAVG), Case(setting, "plain", FEDAVG)
-    seconds, plain_seconds = _in_turn(((ours, Way("", {UNKNOWN: True})), (plain, ways("plain")[-1])), plan)
-    return ModuleTime(setting=setting.name, seconds=seconds, plain_seconds=plain_seconds)
-
-
-def _in_turn(cases: Sequence[tuple[Case, Way]], plan: Plan) -> list[float]:
-    """The median over repetitions of the median round of each."""
-    taken: list[list[float]] = [[] for _ in cases]
+def _in_turn(setting: Setting, ways: Sequence[Way], plan: Plan) -> list[float]:
+    """The median over repetitions of our median round, for each way."""
+    taken: list[list[float]] = [[] for _ in ways]
     for repetition in range(plan.repeat):
-        for (case, way), found in zip(cases, taken, strict=True):
+        for way, found in zip(ways, taken, strict=True):
             # The last round is not timed, since it is evaluated in any case.
-            job = job_of(case, way, plan, rounds=plan.warmup + plan.rounds + 1, seed=repetition)
-            name, peer = case.setting.name, case.peer
+            rounds = plan.warmup + plan.rounds + 1
+            job = job_of(Case(setting, "ours", FEDAVG), way, plan, rounds=rounds, seed=repetition)
             blank = Measurement(
-                setting=name, peer=peer, variant=FEDAVG.name, repetition=repetition, threads=way.name
+                setting=setting.name,
+                peer="ours",
+                variant=FEDAVG.name,
+                repetition=repetition,
+                threads=way.name,
             )
-            python = python_of(peer, plan.work) if plan.own_environment else python_of("ours")
-            one = measure(peer, python, way, job, blank, limit=plan.limit)
+            one = measure("ours", python_of("ours"), way, job, blank, limit=plan.limit)
             if not one.seconds or one.error:
-                raise RuntimeError(f"{name} {peer}: {one.error or 'no round was measured'}")
+                raise RuntimeError(f"{setting.name}: {one.error or 'no round was measured'}")
             found.append(median(one.seconds))
     return [median(found) for found in taken]
+
+
+def tables(results: OwnResults) -> dict[str, str]:
+    """Make a table of each kind of result."""
+    depths = [
+        [
+            one.setting,
+            str(one.epochs),
+            str(one.depth),
+            seconds_text(one.seconds),
+            f"{one.time:.2f}",
+            f"{one.operations:.2f}",
+            f"{one.time / one.operations - 1:+.0%}",
+        ]
+        for one in results.depths
+    ]
+    stages = [
+        [one.setting, *map(seconds_text, (one.gathered, one.laid_out, one.trained, one.read_back))]
+        for one in results.stages
+    ]
+    evaluations = [
+        [one.setting, *map(seconds_text, (one.round_seconds, one.evaluated_seconds)), f"{one.share:.2f}"]
+        for one in results.evaluations
+    ]
+    head = ("setting", "E", "depth", "a device's round", "time of the full", "`exact` of the full", "apart")
+    return {
+        "depths": table(head, depths),
+        "stages": table(("setting", "samples gathered", "weights laid out", "trained", "read back"), stages),
+        "evaluations": table(
+            ("setting", "a round", "with an evaluation", "evaluation over round"), evaluations
+        ),
+    }

@@ -19,15 +19,15 @@ class Measurement(BaseModel):
     peer: str
     variant: str  # the method and its local epochs
     repetition: int
-    threads: str  # how the peer was told to use the cores
+    threads: str  # how the peer used the cores
     seconds: list[float] = []  # of each round after the warm-up
     rounds: int = 0  # in all
     steps: float | None = None  # SGD steps a round, as the peer counted them
     accuracy: float | None = None  # on the test set, after all rounds
     versions: dict[str, str] = {}
     operations: list[float] = []  # `exact` multiply-adds of each timed round; ours only
-    startup_seconds: float | None = None
     peak_mib: float | None = None
+    path: str | None = None  # compiled, autograd or mixed, as the run recorded it; ours only
     cut_off: bool = False  # a round took longer than the limit
     error: str | None = None
 

@@ -36,6 +36,8 @@ OFFLINE = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "JAX_PLATFORMS": "cpu",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
 }
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS", "NPROC")
 
@@ -45,7 +47,7 @@ class Way:
     """One way of using the machine's cores."""
 
     name: str
-    options: dict[str, Any] = field(default_factory=dict)  # what the peer's script is told
+    options: dict[str, Any] = field(default_factory=dict)  # of the peer's script
     environment: dict[str, str] = field(default_factory=dict)
     processes: int = 1
 

@@ -17,9 +17,11 @@ from pydantic import BaseModel
 
 from benchmarks.environments import python_of
 from benchmarks.machine import Machine, cores, describe
+from benchmarks.page import table
 from benchmarks.peers.common import Job
 from benchmarks.results import Measurement
 from benchmarks.runner import ROOT, Way, environment, measure
+from benchmarks.summary import Spread
 from fedpmt.models.nets import NETS
 
 Kind = Literal["population", "cohort", "model", "workers"]
@@ -27,6 +29,12 @@ NET = NETS["fcnn-mnist"]
 SAMPLES, BATCH, COHORT, POPULATION = 60, 12, 10, 1000
 LARGEST = 1_000_000
 WARMUP = 1
+AXIS: dict[Kind, str] = {
+    "population": "devices in the fleet",
+    "cohort": "devices a round",
+    "model": "parameters",
+    "workers": "workers",
+}
 
 
 class Point(BaseModel):
@@ -105,7 +113,6 @@ def measure_place(place: Place, rounds: int, seed: int) -> Measurement:
         data="",
         filters=NET.filters,
         hidden=place.hidden,
-        classes=NET.classes,
         cohort=place.cohort,
         batch=BATCH,
         epochs=1,
@@ -188,3 +195,23 @@ def _first_round() -> float:
 def _plain_environment() -> dict[str, str]:
     made = environment(Way(""), "")
     return {**made, "PYTHONPATH": os.pathsep.join([str(ROOT / "src")])}
+
+
+def scale_text(results: ScaleResults) -> str:
+    """Show all places in a table, and the start-up times."""
+    body = [
+        [
+            AXIS[point.kind],
+            f"{point.size:,.0f}",
+            str(Spread(point.seconds, point.low, point.high)),
+            f"{point.peak_mib:.0f} MiB",
+        ]
+        for point in results.points
+    ]
+    text = table(("axis", "size", "a round", "peak memory"), body)
+    if results.startup is None:
+        return text
+    return (
+        f"{text}\n\n`fedpmt --help` takes {results.startup.help_seconds:.2f} s; `fedpmt run` has its first round "
+        f"on disk after {results.startup.first_round_seconds:.2f} s."
+    )

@@ -16,6 +16,9 @@ FEDAVG = "fedavg E=1"
 LEAST_TOLERANCE = 0.02
 """Accuracies that are closer than this are called the same, however little ours vary from seed to seed."""
 
+LEAST_SEEDS = 3
+"""Accuracies are only compared where this many of ours say how far they vary by chance."""
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -38,13 +41,14 @@ class Row:
     variant: str
     threads: str
     seconds: Spread | None  # None: not measured, and `note` says why
-    ratio: float | None  # this peer's seconds over ours
+    ratio: float | None  # this peer's seconds over ours, repetition by repetition
     steps: float | None
     same_steps: bool
     accuracy: float | None
     same_accuracy: bool | None  # None: not comparable, or nothing to compare with
     share_of_peak: float | None
     operations: float | None
+    path: str | None  # how ours trained: compiled or autograd
     note: str = ""
 
 
@@ -58,9 +62,16 @@ def spread(groups: Iterable[Sequence[float]]) -> Spread | None:
     return Spread(float(median(medians)), min(medians), max(medians)) if medians else None
 
 
-def ratio(theirs: Spread | None, ours: Spread | None) -> float | None:
-    """How many times longer theirs takes."""
-    return None if theirs is None or ours is None else theirs.median / ours.median
+def ratio(theirs: Sequence[Measurement], ours: Sequence[Measurement]) -> float | None:
+    """Find how many times as long theirs takes: the median over repetitions, each against ours of the same one.
+
+    The machine may be slower in one repetition than in another; within one, all take turns.
+    """
+    base = {run.repetition: median(run.seconds) for run in ours if run.seconds}
+    found = [
+        median(run.seconds) / base[run.repetition] for run in theirs if run.seconds and run.repetition in base
+    ]
+    return median(found) if found else None
 
 
 def share_of_peak(operations: float, seconds: float, peak_gflops: float) -> float:
@@ -78,24 +89,20 @@ def best_peak(peaks: Sequence[Peak]) -> float | None:
 
 
 def tolerance(ours: Sequence[float]) -> float:
-    """How far an accuracy may lie from the mean of ours: three deviations over our seeds, or a least amount.
+    """Find how far an accuracy may lie from the mean of ours: three deviations over our seeds, or a least amount.
 
-    >>> tolerance([0.5]), round(tolerance([0.40, 0.44]), 3)
-    (0.02, 0.085)
+    >>> tolerance([0.50, 0.50, 0.501]), round(tolerance([0.40, 0.42, 0.44]), 3)
+    (0.02, 0.06)
     """
-    return max(LEAST_TOLERANCE, 3 * stdev(ours) if len(ours) > 1 else 0.0)
+    return max(LEAST_TOLERANCE, 3 * stdev(ours))
 
 
 def rows(results: Results, setting: str) -> list[Row]:
-    """All peers and variants of one setting, fastest first; ours at the top."""
-    groups: dict[tuple[str, str], list[Measurement]] = {}
-    for found in results.measurements:
-        if found.setting == setting:
-            groups.setdefault((found.peer, found.variant), []).append(found)
-    ours_runs = groups.get(("ours", FEDAVG), [])
-    ours = spread(run.seconds for run in ours_runs)
-    longest = max((run.rounds for run in ours_runs), default=0)
-    accuracies = [run.accuracy for run in ours_runs if run.accuracy is not None and run.rounds == longest]
+    """Summarise all peers and variants of one setting, fastest first; ours at the top."""
+    groups = runs_of(results, setting)
+    ours = groups.get(("ours", FEDAVG), [])
+    longest = max((run.rounds for run in ours), default=0)
+    accuracies = [run.accuracy for run in ours if run.accuracy is not None and run.rounds == longest]
     steps = results.settings[setting]["steps"]
     made = [
         _row(peer, variant, runs, ours, accuracies, longest, steps, best_peak(results.peaks))
@@ -106,11 +113,20 @@ def rows(results: Results, setting: str) -> list[Row]:
     )
 
 
+def runs_of(results: Results, setting: str) -> dict[tuple[str, str], list[Measurement]]:
+    """Group the measurements of one setting by peer and variant."""
+    groups: dict[tuple[str, str], list[Measurement]] = {}
+    for found in results.measurements:
+        if found.setting == setting:
+            groups.setdefault((found.peer, found.variant), []).append(found)
+    return groups
+
+
 def _row(
     peer: str,
     variant: str,
     runs: list[Measurement],
-    ours: Spread | None,
+    ours: list[Measurement],
     accuracies: list[float],
     longest: int,
     steps: int,
@@ -119,23 +135,24 @@ def _row(
     seconds = None if any(run.cut_off for run in runs) else spread(run.seconds for run in runs)
     counted = [run.steps for run in runs if run.steps is not None]
     reached = [run.accuracy for run in runs if run.accuracy is not None and run.rounds == longest]
-    done = [operations for run in runs for operations in run.operations]
+    done = _operations(runs)
     epochs = int(variant.rpartition("=")[2])
     same: bool | None = None
-    if variant == FEDAVG and reached and accuracies:
+    if variant == FEDAVG and reached and len(accuracies) >= LEAST_SEEDS:
         same = abs(fmean(reached) - fmean(accuracies)) <= tolerance(accuracies)
     return Row(
         peer=peer,
         variant=variant,
         threads=runs[0].threads,
         seconds=seconds,
-        ratio=ratio(seconds, ours),
+        ratio=None if seconds is None else ratio(runs, ours),
         steps=fmean(counted) if counted else None,
         same_steps=bool(counted) and all(count == steps * epochs for count in counted),
         accuracy=fmean(reached) if reached else None,
         same_accuracy=same,
-        share_of_peak=share_of_peak(fmean(done), seconds.median, peak) if done and seconds and peak else None,
-        operations=fmean(done) if done else None,
+        share_of_peak=share_of_peak(done, seconds.median, peak) if done and seconds and peak else None,
+        operations=done,
+        path=runs[0].path,
         note=_note(runs),
     )
 
@@ -148,24 +165,40 @@ def _note(runs: list[Measurement]) -> str:
 
 @dataclass(frozen=True)
 class Partial:
-    """FedPMT's round over our own FedAvg round, measured and as `exact` operations say."""
+    """FedPMT's round over our own FedAvg round, measured and as its price in `exact` operations says."""
 
     epochs: int
     time: float
     operations: float
 
+    @property
+    def apart(self) -> float:
+        """How far the time lies above the price, as a share of the price."""
+        return self.time / self.operations - 1
 
-def partial(found: Sequence[Row]) -> list[Partial]:
-    """What training parts of the model saves, by number of local epochs."""
-    ours = {row.variant: row for row in found if row.peer == "ours" and row.seconds and row.operations}
+
+def partial(results: Results, setting: str) -> list[Partial]:
+    """Find what training parts of the model saves, by number of local epochs."""
+    groups = runs_of(results, setting)
     made = []
     for epochs in (1, 5):
-        full, part = ours.get(f"fedavg E={epochs}"), ours.get(f"fedpmt E={epochs}")
-        if full and part and full.seconds and part.seconds and full.operations and part.operations:
-            made.append(
-                Partial(epochs, part.seconds.median / full.seconds.median, part.operations / full.operations)
-            )
+        full = groups.get(("ours", f"fedavg E={epochs}"), [])
+        part = groups.get(("ours", f"fedpmt E={epochs}"), [])
+        time, most, least = ratio(part, full), _operations(full), _operations(part)
+        if time is not None and most and least:
+            made.append(Partial(epochs, time, least / most))
     return made
+
+
+def _operations(runs: Sequence[Measurement]) -> float | None:
+    done = [operations for run in runs for operations in run.operations]
+    return fmean(done) if done else None
+
+
+def fastest_peer(found: Sequence[Row]) -> Row | None:
+    """Find the peer against which ours gains least."""
+    peers = [row for row in found if row.peer != "ours" and row.ratio is not None]
+    return min(peers, key=lambda row: row.ratio or 0.0, default=None)
 
 
 def seconds_text(seconds: float) -> str:

@@ -19,23 +19,23 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Job:
-    """What a peer is asked to compute: federated averaging, so many rounds, evaluated after the last."""
+    """What a peer is asked to compute: some rounds of federated averaging, evaluated after the last."""
 
     data: str  # folder written by `benchmarks.export`
-    filters: tuple[int, ...]
-    hidden: tuple[int, ...]
-    classes: int
     cohort: int
     batch: int
     epochs: int
     lr: float
     rounds: int  # in all, with those of the warm-up
     warmup: int
+    filters: tuple[int, ...] = ()  # of a chain, as are the hidden layers
+    hidden: tuple[int, ...] = ()
+    module: str = ""  # the name of a user's class instead of a chain, see `benchmarks.peers.modules`
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)  # the peer's own, such as threads
 
     def dump(self) -> str:
-        """As one line of JSON."""
+        """Write the job as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -74,9 +74,13 @@ class Shards:
         return len(self.split)
 
     def shard(self, device: int) -> tuple[np.ndarray, np.ndarray]:
-        """Images (channels first) and labels of one device."""
+        """Inputs (of images, channels first) and labels of one device."""
         rows = self.split[device]
         return self._inputs[rows], self._labels[rows]
+
+    def training(self) -> tuple[np.ndarray, np.ndarray]:
+        """The training set of all devices together."""
+        return np.array(self._inputs), np.array(self._labels)
 
     def test(self) -> tuple[np.ndarray, np.ndarray]:
         """The test set."""
@@ -84,7 +88,7 @@ class Shards:
 
     @cached_property
     def initial(self) -> list[np.ndarray]:
-        """The weights all begin with: weight and bias of each layer, as PyTorch lays them out."""
+        """The tensors all begin with, in the order of the net's state_dict, as PyTorch lays them out."""
         count = len(list(self._folder.glob("initial_*.npy")))
         return [np.array(self._array(f"initial_{number}")) for number in range(count)]
 
@@ -95,12 +99,12 @@ def read_job() -> Job:
 
 
 def say_round(number: int, seconds: float) -> None:
-    """Tell how long a round took; the benchmark cuts off a peer that is silent for too long."""
+    """Report how long a round took; the benchmark cuts off a peer that is silent for too long."""
     print(json.dumps({"round": number, "seconds": seconds}), flush=True)
 
 
 def say_done(*, steps: float, accuracy: float | None, packages: list[str], **more: Any) -> None:
-    """Tell what was reached. `steps` is the mean number of SGD steps a round, as counted, not as planned."""
+    """Report what was reached. `steps` is the mean number of SGD steps a round, as counted, not as planned."""
     versions = {name: version(name) for name in packages if _installed(name)}
     print(json.dumps({"steps": steps, "accuracy": accuracy, "versions": versions, **more}), flush=True)
 
@@ -114,18 +118,18 @@ def _installed(name: str) -> bool:
 
 
 class Stopwatch:
-    """Seconds from one call to the next; rounds of the warm-up are told with number 0 or less."""
+    """Seconds from one call to the next; rounds of the warm-up have numbers up to 0."""
 
     def __init__(self, warmup: int) -> None:
         self._number = -warmup
         self._last = time.perf_counter()
 
     def restart(self) -> None:
-        """Forget what was since the last lap."""
+        """Start the current lap again."""
         self._last = time.perf_counter()
 
     def lap(self) -> None:
-        """A round has ended."""
+        """Report a round that has just ended."""
         now = time.perf_counter()
         self._number += 1
         say_round(self._number, now - self._last)

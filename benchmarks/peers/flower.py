@@ -15,18 +15,27 @@ from flwr.simulation import run_simulation
 from torch.nn.functional import cross_entropy
 
 from benchmarks.peers.common import Job, Shards, Stopwatch, read_job, say_done
-from benchmarks.peers.torch_net import accuracy, build
+from benchmarks.peers.torch_net import accuracy, build, logits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from torch import nn
 
 client = ClientApp()
 
 
 @cache
 def shards_in(folder: str) -> Shards:
-    """Opened once in each worker."""
+    """Open the arrays once in each worker."""
     return Shards(folder)
+
+
+@cache
+def net_of(job: str) -> nn.Module:
+    """Make the net once in each worker; its weights arrive with each message."""
+    made = Job.load(job)
+    return build(made, shards_in(made.data).initial)
 
 
 @client.train()
@@ -38,7 +47,7 @@ def train(message: Message, context: Context) -> Message:
     shards = shards_in(job.data)
     device = int(context.node_config["partition-id"])
     inputs, labels = (torch.from_numpy(array) for array in shards.shard(device))
-    net = build(job, shards.initial)
+    net = net_of(str(config["job"]))
     net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     net.train()
     optimizer = torch.optim.SGD(net.parameters(), lr=job.lr)
@@ -47,7 +56,7 @@ def train(message: Message, context: Context) -> Message:
     for _ in range(job.epochs):
         for rows in torch.split(torch.from_numpy(rng.permutation(len(labels))), job.batch):
             optimizer.zero_grad()
-            cross_entropy(net(inputs[rows]), labels[rows]).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(logits(net, inputs[rows]), labels[rows]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             steps += 1
     content = RecordDict(

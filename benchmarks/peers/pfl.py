@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.peers.common import Shards, Stopwatch, read_job, say_done
-from benchmarks.peers.torch_net import accuracy, build
+from benchmarks.peers.torch_net import accuracy, build, logits
 
 
 class Learner(nn.Module):
@@ -39,13 +39,12 @@ class Learner(nn.Module):
         """Called once for each SGD step."""
         self.steps += 1
         self.train()
-        return cross_entropy(self.net(inputs), labels)
+        return cross_entropy(logits(self.net, inputs), labels)
 
     def metrics(self, inputs: Tensor, labels: Tensor) -> dict[str, Weighted]:
         """Required by pfl, not called: evaluation is no part of a round here."""
-        return {
-            "loss": Weighted(float(cross_entropy(self.net(inputs), labels, reduction="sum")), len(labels))
-        }
+        loss = cross_entropy(logits(self.net, inputs), labels, reduction="sum")
+        return {"loss": Weighted(float(loss), len(labels))}
 
 
 class Laps(TrainingProcessCallback):

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from benchmarks.peers.common import Shards, Stopwatch, read_job, say_done
-from benchmarks.peers.torch_net import accuracy, build
+from benchmarks.peers.torch_net import accuracy, build, logits
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
             for _ in range(job.epochs):
                 for rows in torch.split(torch.from_numpy(rng.permutation(len(labels))), job.batch):
                     optimizer.zero_grad()
-                    loss = cross_entropy(local(inputs[rows]), labels[rows])
+                    loss = cross_entropy(logits(local, inputs[rows]), labels[rows])
                     loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
                     steps += 1

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from fedpmt.methods.prunefl import PruneFL as PruneFL
     from fedpmt.methods.scaffold import Scaffold as Scaffold
     from fedpmt.methods.slimfl import SlimFL as SlimFL
+    from fedpmt.prices import cost as cost
+    from fedpmt.prices import layers as layers
+    from fedpmt.prices import plan as plan
     from fedpmt.records import RoundRecord as RoundRecord
     from fedpmt.records import RunRecord as RunRecord
     from fedpmt.records import read_run as read_run
@@ -69,6 +72,7 @@ _HOMES = {
     "fedpmt.methods.prunefl": ("PruneFL",),
     "fedpmt.methods.scaffold": ("Scaffold",),
     "fedpmt.methods.slimfl": ("SlimFL",),
+    "fedpmt.prices": ("cost", "layers", "plan"),
     "fedpmt.records": ("RoundRecord", "RunRecord", "read_run"),
     "fedpmt.resources": ("Resources",),
     "fedpmt.training.local": ("LocalWork",),
@@ -110,6 +114,9 @@ __all__ = [
     "Traits",
     "Yogi",
     "compare",
+    "cost",
+    "layers",
+    "plan",
     "read_run",
     "run",
 ]

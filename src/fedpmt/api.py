@@ -1,4 +1,4 @@
-"""The one front door: run a method, compare several, price and plan, on a paper task or on your own model and data.
+"""The one front door: run a method or compare several, on a paper task or on your own model and data.
 
 The command line goes through the same functions.
 """
@@ -15,11 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from fedpmt import records
-from fedpmt.data.registry import with_samples
-from fedpmt.methods.registry import METHODS, create, fields, method_class, method_names, name_of, short_name
+from fedpmt.data.registry import is_function, with_samples
+from fedpmt.methods.registry import (
+    METHODS,
+    create,
+    fields,
+    method_class,
+    method_names,
+    name_of,
+    short_name,
+    typed_options,
+)
 from fedpmt.records import ACCURACY, RoundRecord, RunRecord, check_target, read_run
 from fedpmt.settings import RunSettings, Settings, resolve
 from fedpmt.simulation.runner import exclusive, open_folder, simulate
@@ -41,6 +50,9 @@ SHARED = ("depths", "splitting", "server")
 
 OnRound = Callable[[RoundRecord], None]
 
+Layers: TypeAlias = Sequence[str | Sequence[str]]
+"""Layers in the order of the forward pass, by the paths of their modules; or one text with commas between them."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -57,10 +69,10 @@ Watch = Callable[[Request, Path], AbstractContextManager[tuple[Callable[[], None
 def run(
     method: str | Method[Any, Any] = "fedpmt",
     *,
-    model: nn.Module | None = None,
+    model: nn.Module | str | None = None,
     train: tuple[Arrays, Arrays] | None = None,
     test: tuple[Arrays, Arrays] | None = None,
-    layers: Sequence[str] | None = None,
+    layers: Layers | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
     maximize: bool = True,
@@ -75,8 +87,10 @@ def run(
 
     Args:
         method: A method's name, or a value such as `fedpmt.FedPMT(server=fedpmt.Momentum(0.9, lr=0.3))`.
-        model: Any `nn.Module`; its own weights are where training starts.
+        model: Any `nn.Module`; its own weights are where training starts. Or the name of a function that returns it,
+            as `package.module:function`, which is called with torch's generator set to the run's seed.
         train: Inputs and targets of all devices; inputs may be a dict of arrays, which the module gets as keywords.
+            Without them `data=` names a data set, or a function that returns both as `(train, test)`.
         test: The same for the test set.
         layers: The module's layers in the order of the forward pass, where they are not plain to see.
         loss: `loss(outputs, targets)`, a mean over the batch; default: cross-entropy.
@@ -119,10 +133,10 @@ def compare(
     methods: Sequence[str | Method[Any, Any]],
     *,
     seeds: Sequence[int] = (0,),
-    model: nn.Module | None = None,
+    model: nn.Module | str | None = None,
     train: tuple[Arrays, Arrays] | None = None,
     test: tuple[Arrays, Arrays] | None = None,
-    layers: Sequence[str] | None = None,
+    layers: Layers | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
     maximize: bool = True,
@@ -191,54 +205,107 @@ def make_request(
     method: str | Method[Any, Any],
     settings: Mapping[str, Any],
     *,
-    model: nn.Module | None = None,
+    model: nn.Module | str | None = None,
     train: tuple[Arrays, Arrays] | None = None,
     test: tuple[Arrays, Arrays] | None = None,
-    layers: Sequence[str] | None = None,
+    layers: Layers | None = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
     maximize: bool = True,
 ) -> Request:
-    """Resolve and check everything that can be known before torch or data is loaded."""
-    if (model is None) != (train is None) or (model is None) != (test is None):
-        raise SettingError("model, train and test go together: give all three, or none for a paper task")
+    """Resolve and check everything that can be known before torch or data is loaded, then look at a user's model."""
+    given, model = with_model(settings, model, layers)
+    given = given if model is None and train is None else _with_data(given, model, train, test)
     if model is None and (metric is not None or not maximize):
         raise SettingError("metric and maximize need a model of your own: a paper task is scored by accuracy")
-    given, optimizer, rate = _own_training(settings)
+    given, optimizer, rate = own_training(given)
     if not isinstance(method, str):
         method = method if given.get("budget") is None else _under_budget(method)
         given = {**given, **_settings_of_value(method, given)}
     else:
         given["method"] = method
-    if model is not None:
-        given = {**given, "task": OWN_TASK, "data": OWN_DATA}
     resolved = settings_of(given)
-    objective = None
-    if model is not None and train is not None and test is not None:
-        from fedpmt.training.objective import make_objective
-
-        objective = make_objective(loss, metric, maximize=maximize)
-        digest = resolved.digest + _digest(model, *train, *test)
-        if objective.score_name != ACCURACY:
-            # A resumed run goes on with the same score.
-            digest += f" {objective.score_name} {'max' if maximize else 'min'}"
-        resolved = resolved.model_copy(update={"digest": digest})
     chosen = method_of(resolved)
     if not isinstance(method, str):
         chosen = dataclasses.replace(method, **_shared_fields(resolved, method))  # type: ignore[type-var]
+    if model is None:
+        check(resolved, method=chosen)
+
+        def paper() -> Problem:
+            return dataclasses.replace(paper_problem_of(resolved), optimizer=optimizer, rate=rate)
+
+        return Request(resolved, chosen, paper)
+    from fedpmt import own
+    from fedpmt.training.objective import make_objective
+
+    objective = make_objective(loss, metric, maximize=maximize)
+    check(resolved, method=chosen, score_name=objective.score_name)
+    if train is None and is_function(resolved.data):
+        train, test = own.load_arrays(resolved.data)
+    # Weights that a function draws are the seed's; runs that differ in nothing else belong together.
+    first = own.load_module(model, 0) if isinstance(model, str) else model
+    digest = resolved.digest + own.fingerprint(first, *(train or ()), *(test or ()))
+    if objective.score_name != ACCURACY:
+        # A resumed run goes on with the same score.
+        digest += f" {objective.score_name} {'max' if maximize else 'min'}"
+    resolved = resolved.model_copy(update={"digest": digest})
 
     def problem() -> Problem:
-        if model is None or train is None or test is None or objective is None:
-            found = paper_problem_of(resolved)
-        else:
-            found = own_problem(resolved, model, train, test, layers, objective)
+        module = own.load_module(model, resolved.seed) if isinstance(model, str) else model
+        found = own_problem(resolved, module, train, test, objective)
+        if hasattr(getattr(chosen, "parts", chosen), "depths"):
+            own.warn_of_one_layer(found.model)
         return dataclasses.replace(found, optimizer=optimizer, rate=rate)
 
-    check(resolved, method=chosen, score_name=ACCURACY if objective is None else objective.score_name)
     return Request(resolved, chosen, problem)
 
 
-def _own_training(
+def with_model(
+    settings: Mapping[str, Any], model: nn.Module | str | None, layers: Layers | None
+) -> tuple[dict[str, Any], nn.Module | str | None]:
+    """Settings that name a user's model and layers, and the model; None for a paper task."""
+    given = dict(settings)
+    named, listed = given.pop("model", None) or None, given.pop("layers", None) or None
+    model, layers = named if model is None else model, listed if layers is None else layers
+    if model is None:
+        if given.get("task") == OWN_TASK:
+            raise SettingError(
+                "this run's model was given in Python: continue it there, fedpmt.run(..., resume=True)"
+            )
+        own_only = {
+            "layers": layers,
+            "data": given.get("data") if is_function(str(given.get("data"))) else None,
+        }
+        for key, value in own_only.items():
+            if value is not None:
+                raise SettingError(
+                    f"{key} = '{value}' needs a model of your own, model = package.module:function"
+                )
+        return given, None
+    if given.get("task") not in (None, OWN_TASK):
+        raise SettingError(f"task = '{given['task']}' is a net of its own; drop it, or drop the model")
+    from fedpmt.own import write_layers
+
+    given |= {"task": OWN_TASK, "layers": write_layers(layers)}
+    return given | ({"model": model} if isinstance(model, str) else {}), model
+
+
+def _with_data(
+    given: dict[str, Any], model: nn.Module | str | None, train: Arrays | None, test: Arrays | None
+) -> dict[str, Any]:
+    """Settings that say where a user's samples come from."""
+    if model is None or (train is None) != (test is None):
+        raise SettingError("model, train and test go together: give all three, or none for a paper task")
+    named = given.get("data") not in (None, OWN_DATA)
+    if (train is not None) == named:
+        raise SettingError(
+            "a model of your own needs either train and test, or data "
+            f"(a data set or package.module:function), {'not both' if named else 'and there is neither'}"
+        )
+    return given if named else {**given, "data": OWN_DATA}
+
+
+def own_training(
     settings: Mapping[str, Any],
 ) -> tuple[dict[str, Any], Optimizer | None, Callable[[int], float] | None]:
     """Settings in which a user's own optimizer and schedule are words, and these two."""
@@ -358,6 +425,7 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         if given.get("devices") is None:
             given["devices"] = size
     settings = resolve(given)
+    settings = settings.model_copy(update={"options": typed_options(settings.method, settings.options)})
     if given.get("samples") is None:
         settings = _with_samples_for_split(settings)
     if settings.budget is None:
@@ -385,25 +453,6 @@ def _with_samples_for_split(settings: Settings) -> Settings:
     kept = targets if rows is None else targets[rows.kept]
     most = most_samples(settings.partition, kept, settings.devices, settings.samples)
     return settings.model_copy(update={"samples": most})
-
-
-def _digest(model: nn.Module, *arrays: Arrays) -> str:
-    """A fingerprint of a model's weights and of arrays, so that a run is only ever resumed with its own."""
-    import numpy as np
-
-    from fedpmt.models.layered import check_shapes
-
-    check_shapes(model)
-    digest = hashlib.sha256()
-    named: list[tuple[str, Any]] = list(model.state_dict().items())
-    for number, group in enumerate(arrays):
-        parts = group.items() if isinstance(group, Mapping) else [("", group)]
-        named += [(f"{number}{name}", array) for name, array in parts]
-    for name, array in named:
-        plain = np.ascontiguousarray(array.detach().cpu().numpy() if hasattr(array, "detach") else array)
-        digest.update(f"{name} {plain.shape} {plain.dtype}".encode())
-        digest.update(plain.tobytes())
-    return digest.hexdigest()
 
 
 def shared_of(settings: Settings) -> dict[str, Any]:
@@ -519,32 +568,34 @@ def paper_problem_of(settings: Settings) -> Problem:
 def own_problem(
     settings: Settings,
     model: nn.Module,
-    train: tuple[Arrays, Arrays],
-    test: tuple[Arrays, Arrays],
-    layers: Sequence[str] | None,
+    train: tuple[Arrays, Arrays] | None,
+    test: tuple[Arrays, Arrays] | None,
     objective: Objective,
 ) -> Problem:
-    """A user's own module and arrays."""
+    """A user's own module, on arrays or on the data set that the settings name."""
     import numpy as np
 
     from fedpmt.data.datasets import from_arrays
-    from fedpmt.data.federated import federate_dataset
-    from fedpmt.models.layered import layered
+    from fedpmt.data.federated import federate, federate_dataset
+    from fedpmt.own import find_layers
     from fedpmt.simulation.problem import Problem, try_out
     from fedpmt.training.batches import placed
 
-    data = federate_dataset(
-        from_arrays(train, test),
-        partition=settings.partition,
-        partition_seed=settings.partition_seed,
-        devices=settings.devices,
-        samples=settings.samples,
-        data_dir=settings.data_dir,
-        public=settings.public,
-        validation=settings.validation,
-    )
+    spread: dict[str, Any] = {
+        "partition": settings.partition,
+        "partition_seed": settings.partition_seed,
+        "devices": settings.devices,
+        "samples": settings.samples,
+        "data_dir": settings.data_dir,
+        "public": settings.public,
+        "validation": settings.validation,
+    }
+    if train is None or test is None:
+        data = federate(settings.data, **spread)
+    else:
+        data = federate_dataset(from_arrays(train, test), **spread)
     example = placed(data.test.take(np.arange(2) % len(data.test))).inputs
-    problem = Problem(layered(model, layers=layers, example=example), data, objective)
+    problem = Problem(find_layers(model, example, settings.layers), data, objective)
     try_out(problem, settings)
     return problem
 
@@ -602,7 +653,7 @@ def restamp(run: RunRecord, settings: Settings) -> RunRecord | None:
     """A finished run of a paper task under another clock; None where it would have to be trained again."""
     from fedpmt.simulation.restamp import restamp_run
 
-    return restamp_run(run, settings, _unfilled_problem(settings), method_of(settings))
+    return restamp_run(run, settings, unfilled_problem(settings), method_of(settings))
 
 
 def predict(request: Request, out: str | Path = ".") -> dict[str, Any]:
@@ -612,29 +663,9 @@ def predict(request: Request, out: str | Path = ".") -> dict[str, Any]:
     return predicted(request.settings, request.problem(), request.method, Path(out))
 
 
-def plan_table(settings: Settings) -> dict[str, Any]:
-    """What each device of a fleet would train of a paper task, and how long it would take."""
-    from fedpmt.devices.fleet import make_fleet
-    from fedpmt.pricing import plan_table as table
-    from fedpmt.simulation.assemble import plan
-
-    fleet = make_fleet(settings)
-    planner = plan(settings, _unfilled_problem(settings), fleet)
-    return {"task": settings.task, **table.plan_table(planner, fleet, settings.samples, settings.deadline)}
-
-
-def profile(settings: Settings, name: str = "this-machine", repeat: int = 5) -> dict[str, Any]:
-    """Measure this machine on a paper task."""
-    from fedpmt.simulation.profile import profile as measured
-    from fedpmt.training.batches import placed
-
-    problem = _unfilled_problem(settings)
-    return measured(settings, problem, placed(problem.data.shard(0)), name, repeat)
-
-
 _UNFILLED = {"data": "synthetic", "partition": "iid", "public": "none", "validation": 0.0}
 
 
-def _unfilled_problem(settings: Settings) -> Problem:
+def unfilled_problem(settings: Settings) -> Problem:
     """A paper task on made-up samples: prices and times do not depend on what is learned."""
     return paper_problem_of(settings.model_copy(update={**_UNFILLED, "devices": 1}))

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from fedpmt.data.description import Defaults
-from fedpmt.data.registry import default_for, find_dataset, spellings
+from fedpmt.data.registry import default_for, find_dataset, is_function, spellings
 from fedpmt.data.spec import held_out, parse_public
 from fedpmt.models.nets import NETS
 from fedpmt.records import EXECUTION
@@ -55,9 +55,19 @@ class Settings(BaseModel):
 
     method: str = Field("fedpmt", description="a name of `fedpmt methods`, or package.module:Class")
     task: str = Field("fcnn-mnist", description="the net: " + ", ".join(TASKS))
+    model: str = Field(
+        "",
+        description="your own net instead: package.module:function, a function that returns the nn.Module",
+    )
+    layers: str = Field(
+        "",
+        description="its layers in the order of the forward pass, as a,b,c; modules of one layer as a+b. "
+        "Default: found by running two samples",
+    )
     data: str = Field(
         "",
-        description=f"the data set: {', '.join(spellings())}. "
+        description=f"the data set: {', '.join(spellings())}; with a net of your own also package.module:function, "
+        "which returns (inputs, targets) for training and for testing. "
         f"Default: {', '.join(f'{default_for(net.data)} for {net.name}' for net in NETS.values())}",
     )
     data_dir: Path | None = Field(
@@ -218,7 +228,7 @@ class Settings(BaseModel):
         if "data" not in given:
             given["data"] = _default_data(given.get("task"))
         data = str(given["data"])
-        described = None if data == ARRAYS else find_dataset(data)[0]
+        described = None if data == ARRAYS or is_function(data) else find_dataset(data)[0]
         defaults, train = (described.defaults, described.train) if described else (Defaults(), None)
         if given.get("splitting") == "device":
             given.setdefault("sampling", "uniform")

@@ -60,6 +60,21 @@ def shown_bytes(count: float) -> str:
     return f"{count:,.1f} TB"
 
 
+def shown_count(count: float) -> str:
+    """A large number as people say it.
+
+    >>> shown_count(12), shown_count(109_482_240)
+    ('12', '109.5 M')
+    """
+    if abs(count) < 1000:
+        return f"{count:,.0f}"
+    for unit in ("k", "M", "G"):
+        count /= 1000
+        if abs(count) < 1000:
+            return f"{count:,.1f} {unit}"
+    return f"{count / 1000:,.1f} T"
+
+
 @dataclass(frozen=True)
 class Examples:
     """Samples of one device or of a test set, with the identity of each (`z_{k,s}` in the paper).

@@ -154,7 +154,6 @@ def test_what_a_diverged_run_is_scored(tmp_path: Path) -> None:
             nn.Sequential(nn.Linear(4, classes or 1)),
             (INPUTS[:60], values[:60]),
             (INPUTS[60:], values[60:]),
-            None,
             objective,
         )
         request = api.Request(settings, api.method_of(settings), partial(identity, problem))

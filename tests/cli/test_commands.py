@@ -19,7 +19,8 @@ from fedpmt.methods.registry import METHODS
 from fedpmt.simulation import executors
 
 RUN_FLAGS = (
-    "--method --task --data --data-dir --partition --partition-seed --public --validation --devices --samples "
+    "--method --task --model --layers --data --data-dir "
+    "--partition --partition-seed --public --validation --devices --samples "
     "--cohort --sampling --levels --level-draw --fleet --availability --failure --over-select --assign "
     "--deadline --full-seconds --mode --prefix --depths --splitting --server-cap --server-speed --epochs "
     "--batch --lr --schedule --momentum --weight-decay --rounds --seed --workers --executor --eval-every "
@@ -30,13 +31,15 @@ FLAGS = {
     "run": RUN_FLAGS,
     "compare": "METHOD... --seeds "
     + " ".join(flag for flag in RUN_FLAGS.split() if flag not in NOT_OF_COMPARE),
-    "cost": "--task --mode --depths --draw --json",
+    "cost": "--task --model --layers --data --input-shape --mode --depths --batch --samples --epochs --draw --json",
     "plan": (
-        "--task --data --devices --samples --levels --fleet --availability --assign --deadline --full-seconds "
+        "--task --model --layers --input-shape --data "
+        "--devices --samples --levels --fleet --availability --assign --deadline --full-seconds "
         "--mode --prefix --depths --epochs --batch --momentum --config --json"
     ),
     "profile": (
-        "--task --data --samples --full-seconds --mode --prefix --depths --epochs --batch --lr --momentum --name "
+        "--task --model --layers --input-shape --data "
+        "--samples --full-seconds --mode --prefix --depths --epochs --batch --lr --momentum --name "
         "--repeat --config --json"
     ),
     "methods": "--json",
@@ -237,9 +240,9 @@ def test_a_methods_own_setting(text: str) -> None:
 
 
 def test_several_options() -> None:
-    """`--set` may be given more than once."""
+    """`--set` may be given more than once; the record has numbers, not what was typed."""
     found = settings("--method", "feddrop", "--set", "keep=0.5", "--set", "feddrop.scaling=true")
-    assert found["options"] == {"keep": "0.5", "scaling": "true"}
+    assert found["options"] == {"keep": 0.5, "scaling": True}
 
 
 def test_the_data_set_brings_its_defaults() -> None:
@@ -320,7 +323,7 @@ def test_cost_in_text_and_drawn(tmp_path: Path) -> None:
     picture = tmp_path / "net.svg"
     called = call("cost", "--depths", "2", "--draw", picture)
     assert called.code == 0
-    for words in ("weight gradient", "fc4", "FedDrop keep", "100.00%"):
+    for words in ("activations", "fc4", "FedDrop keep", "100.00%"):
         assert words in called.out
     assert "<svg" in picture.read_text()
     assert str(picture) in called.err
@@ -362,7 +365,7 @@ def test_plan_in_text() -> None:
     assert called.code == 0
     for words in (
         "level 1",
-        "conv1, conv2, fc1, fc2",
+        "trains from",
         "26.4",
         "a FedPMT round takes 26.4 s, a FedAvg round 50.0 s",
     ):
@@ -423,10 +426,10 @@ def test_methods() -> None:
     listed = call("methods", "--json")
     assert len(listed.out.splitlines()) == 1
     assert set(listed.json) == set(METHODS)
-    assert listed.json["feddrop"]["scope"] == "fc"
+    assert listed.json["feddrop"]["scope"] == "auto"
     text = call("methods").out
     assert all(name in text for name in METHODS)
-    assert "scope=fc" in text
+    assert "scope=auto" in text
 
 
 def test_data_list(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_wrong_setting_of_run(case: str, elsewhere: Path) -> None:
         ("compare fedpmt fedavg --seeds 1,1 --out new", ("seeds = '1,1'",)),
         ("compare fedpmt feddrop --set feddrop.nope=1 --out new", ("nope",)),
         ("cost --task nope", ("task = 'nope'", "cnn-mnist")),
-        ("cost --mode nope", ("mode = 'nope'", "exact, paper")),
+        ("cost --mode nope", ("mode = 'nope'", "'exact' or 'paper'")),
         ("cost --depths 9", ("depths = 9",)),
         ("cost --depths x", ("depths = 'x'",)),
         ("cost --draw net.txt", ("net.txt", ".svg")),

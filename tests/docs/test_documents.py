@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from blocks import run_blocks
 
 import fedpmt
 from fedpmt.methods.registry import METHODS, fields
@@ -94,23 +95,22 @@ def test_each_symbol_of_the_paper_has_a_row() -> None:
     assert set(PAPER_SYMBOLS) <= listed
 
 
-def blocks(document: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
-
-
-@pytest.mark.parametrize("document", ["README.md", "docs/adding-a-method.md"])
-def test_examples_run(
-    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("document", ["README.md", "docs/adding-a-method.md", "docs/own-model.md"])
+def test_examples_run_and_print_what_is_shown(
+    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where a price has changed, `python tests/docs/blocks.py DOCUMENT` writes what is printed now."""
+    text = (ROOT / document).read_text()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     # A module of its own, since checkpoints look state classes up by module.
     module = ModuleType("documented")
     monkeypatch.setitem(sys.modules, "documented", module)
-    code = blocks(document)
-    assert code
-    for block in code:
-        exec(compile(block, document, "exec"), module.__dict__)
-    assert capsys.readouterr().out
+    last = ""
+    for kind, block, last in run_blocks(document, text, module):
+        if kind == "text":
+            assert block == last
+    assert last
 
 
 def test_public_names_are_all_there_and_documented() -> None:

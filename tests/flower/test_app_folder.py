@@ -68,7 +68,7 @@ def test_settings_come_back_from_the_app_folder(tmp_path: Path) -> None:
     assert (settings.method, settings.deadline, settings.devices) == ("feddrop", 30.0, 5)
     # What has no value here would have one if nothing were said.
     assert settings.server_cap is None
-    assert settings.options == {"keep": "0.5", "scope": "all"}
+    assert settings.options == {"keep": 0.5, "scope": "all"}
     assert deployment.out == str(tmp_path / "here" / "run")
     assert write_config(settings, deployment) == config_of(tmp_path / "here" / "app")
 

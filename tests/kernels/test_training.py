@@ -312,6 +312,10 @@ UNKNOWN = {
     ),
     "BatchNorm": (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)), (4,)),
     "dropout": (nn.Sequential(nn.Linear(4, 3), nn.Dropout(), nn.Linear(3, 3)), (4,)),
+    "a flatten of another size": (
+        nn.Sequential(nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(30, 3)),
+        (1, 8, 8),
+    ),
     "ReLU first": (nn.Sequential(nn.ReLU(), nn.Linear(4, 3)), (4,)),
     "ReLU last": (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), (4,)),
 }

@@ -115,16 +115,25 @@ def test_only_a_plain_sequential_is_a_chain_of_its_layers() -> None:
     inputs = torch.randn(2, 4)
     hooked = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     hooked.register_forward_hook(lambda _m, _i, output: output * 2)
-    for module, layers in (
-        (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), ["0", "1"]),
-        (Clamped(nn.Linear(4, 3), nn.Linear(3, 2)), None),
-        (hooked, None),
-    ):
-        model = layered(module, layers=layers, example=inputs)
+    for module in (Clamped(nn.Linear(4, 3), nn.Linear(3, 2)), hooked):
+        model = layered(module, example=inputs)
         assert not model.composable
         # It is cut by answering for its first layer.
         kept = model.prefix(1, model.initial(), inputs)
         assert torch.equal(model.suffix(1, model.initial(), model.entry(kept, inputs)), module(inputs))
+
+
+def test_layers_that_are_named_are_a_chain_where_they_follow_one_another() -> None:
+    net = nn.Sequential(
+        nn.Linear(4, 3), nn.ReLU(), nn.Sequential(nn.Linear(3, 3), nn.Dropout(), nn.Linear(3, 2))
+    )
+    inputs = torch.randn(2, 4)
+    model = layered(net, layers=["0", "2"])
+    model.set_training([False, False])
+    tensors = model.initial()
+    net.eval()
+    assert torch.equal(model.suffix(1, tensors, model.prefix(1, tensors, inputs)), net(inputs))
+    assert not layered(net, layers=["2", "0"]).composable
 
 
 def test_a_module_used_twice_runs_twice() -> None:

@@ -106,8 +106,7 @@ class TestResNet:
         assert all(torch.equal(after[name], before[name]) for name in before)
 
     def test_its_table_has_no_feddrop(self) -> None:
-        model = layered(ResNet(), layers=RESNET, example=torch.zeros(2, 3, 16, 16))
-        table = model_table(model, torch.randn(2, 3, 16, 16), batch=6, samples=30)
+        table = model_table("ResNet", self.price())
         assert [row.depth for row in table.depths] == [1, 2, 3, 4]
         assert all(row.feddrop_keep is None and row.feddrop_operations is None for row in table.depths)
         # Statistics of trained norms travel with their parameters: two per channel, of two norms per block.

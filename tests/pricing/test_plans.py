@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from fedpmt import api
+import fedpmt
+from fedpmt import api, prices
 from fedpmt.devices.fleet import make_fleet
 from fedpmt.simulation.assemble import make_price, plan
 from fedpmt.training.local import local_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from fedpmt.pricing.plan_table import PlanTable
 
 SMALL: dict[str, Any] = {
     "data": "synthetic",
@@ -24,8 +27,8 @@ SMALL: dict[str, Any] = {
 }
 
 
-def depths(table: dict[str, Any]) -> list[int]:
-    return [row["depth"] for row in table["devices"]]
+def depths(table: PlanTable) -> list[int]:
+    return [row.depth for row in table.devices]
 
 
 @pytest.mark.parametrize(
@@ -43,11 +46,11 @@ def depths(table: dict[str, Any]) -> list[int]:
 def test_without_a_deadline_nobody_is_left_out_and_the_fastest_train_everything(
     levels: str, expected: list[int], seconds: float
 ) -> None:
-    table = api.plan_table(api.settings_of({"levels": levels}))
+    table = fedpmt.plan(levels=levels)
     assert depths(table) == expected
-    assert table["deadline"] == pytest.approx(seconds, abs=0.05)
-    assert all(row["fits"] for row in table["devices"])
-    assert (table["uncovered"], table["note"]) == ([], None)
+    assert table.deadline == pytest.approx(seconds, abs=0.05)
+    assert all(row.fits for row in table.devices)
+    assert (table.uncovered, table.note) == ((), None)
 
 
 def test_devices_of_one_speed_train_as_fedavg_does() -> None:
@@ -60,14 +63,14 @@ def test_without_a_deadline_memory_decides_who_trains_everything(tmp_path: Path)
     """Depths 1 to 4 take 2.5, 2.8, 3.8 and 6.2 MB; the board is the only one that holds the whole model."""
     fleet = tmp_path / "fleet.csv"
     fleet.write_text("name,speed,memory_mib\nboard,1/2,64\nphone,1,3\n")
-    table = api.plan_table(api.settings_of({"fleet": fleet, "cohort": 1}))
-    assert {row["name"]: row["depth"] for row in table["devices"]} == {"board": 4, "phone": 2}
-    assert table["deadline"] == pytest.approx(20.0)
+    table = fedpmt.plan(fleet=fleet)
+    assert {row.name: row.depth for row in table.devices} == {"board": 4, "phone": 2}
+    assert table.deadline == pytest.approx(20.0)
     fleet.write_text("name,speed,memory_mib\nboard,1/2,4\nphone,1,3\n")
-    table = api.plan_table(api.settings_of({"fleet": fleet, "cohort": 1}))
-    assert {row["name"]: row["depth"] for row in table["devices"]} == {"board": 3, "phone": 2}
-    assert table["uncovered"] == ["fc1"]
-    assert "6.2 MB of memory, more than any device has" in table["note"]
+    table = fedpmt.plan(fleet=fleet)
+    assert {row.name: row.depth for row in table.devices} == {"board": 3, "phone": 2}
+    assert table.uncovered == ("fc1",)
+    assert "6.2 MB of memory, more than any device has" in str(table.note)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +101,10 @@ def test_a_run_says_which_layers_nobody_trains(
 
 
 def test_many_kinds_are_shown_by_level_and_counted_one_by_one() -> None:
-    settings = api.settings_of({"levels": "lognormal:0.7", "devices": 5000, "deadline": 30, "cohort": 5})
-    table = api.plan_table(settings)
-    assert sum(row["devices"] for row in table["devices"]) == 5000
-    assert len(table["devices"]) < 30
+    given: dict[str, Any] = {"levels": "lognormal:0.7", "devices": 5000, "deadline": 30}
+    settings, table = api.settings_of(given), fedpmt.plan(**given)
+    assert sum(row.devices for row in table.devices) == 5000
+    assert len(table.devices) < 30
     problem = api.paper_problem_of(settings.model_copy(update={"data": "synthetic"}))
     planner = plan(settings, problem, make_fleet(settings))
     fleet = make_fleet(settings)
@@ -110,7 +113,7 @@ def test_many_kinds_are_shown_by_level_and_counted_one_by_one() -> None:
     ]
     assert depths == planner.depths_of(fleet, 80)[::50].tolist()
     shares = np.bincount(planner.depths_of(fleet, 80) - 1, minlength=4) / 5000
-    assert table["psi"] == pytest.approx(sum(1 / shares[depth:].sum() for depth in range(4)))
+    assert table.psi == pytest.approx(sum(1 / shares[depth:].sum() for depth in range(4)))
 
 
 def test_frozen_layers_outputs_are_kept_where_they_are_used_again() -> None:
@@ -130,8 +133,8 @@ def test_frozen_layers_outputs_are_kept_where_they_are_used_again() -> None:
 
 def test_a_measured_machine_agrees_with_the_plan() -> None:
     """One way through the settings: what `fedpmt profile` measures and what `fedpmt plan` says."""
-    settings = api.settings_of({"data": "synthetic", "samples": 100, "epochs": 2})
-    measured = api.profile(settings, repeat=1)["depths"]
+    given: dict[str, Any] = {"data": "synthetic", "samples": 100, "epochs": 2}
+    settings, measured = api.settings_of(given), prices.profile(**given, repeat=1)["depths"]
     planner = plan(settings, api.paper_problem_of(settings), make_fleet(settings))
     priced = [planner.price(part).memory_bytes for part in planner.depths]
     assert priced == pytest.approx([row["peak_bytes"] for row in measured], rel=0.02)

@@ -61,7 +61,7 @@ SecAggRange = Annotated[
 ]
 
 
-@with_settings()
+@with_settings(without=("model", "layers"))
 def deploy(
     given: dict[str, Any],
     out: Out = Path("deployment"),
@@ -79,6 +79,11 @@ def deploy(
     """
     from fedpmt.flower.deploy import SMALL, Places, deploy_here, split_settings, write
 
+    if given.get("model"):
+        raise SettingError(
+            f"model = '{given['model']}' cannot be deployed by this command: write a Flower app of your own "
+            "(docs/deploying.md)"
+        )
     places = Places(out)
     typed = {
         "update_limit": update_limit,

@@ -19,6 +19,8 @@ GROUPS = {
     "What is learned": (
         "method",
         "task",
+        "model",
+        "layers",
         "data",
         "data_dir",
         "partition",
@@ -89,7 +91,12 @@ GROUPS = {
     ),
 }
 PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
-METAVARS = {"options": "METHOD.KEY=VALUE", "budget": "RESOURCE[=AMOUNT]"}
+METAVARS = {
+    "options": "METHOD.KEY=VALUE",
+    "budget": "RESOURCE[=AMOUNT]",
+    "model": "MODULE:FUNCTION",
+    "layers": "A,B,...",
+}
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")
 
 

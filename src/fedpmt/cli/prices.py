@@ -9,17 +9,20 @@ from typing import Annotated, Any
 
 import typer
 
-from fedpmt import api
+from fedpmt import prices
 from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
 from fedpmt.cli.runs import Json
-from fedpmt.settings import Settings
+from fedpmt.pricing.text_table import text_table
 from fedpmt.types import SettingError, shown_bytes
 
-Task = Annotated[str, typer.Option(help="The net: fcnn-mnist, cnn-mnist or cnn-cifar10.")]
-Mode = Annotated[str, typer.Option(help="exact: as really run; paper: as the paper's table is printed.")]
-Depths = Annotated[
-    str | None, typer.Option(help="Number of depths |I| (default: the paper's larger one).", metavar="N")
+InputShape = Annotated[
+    str | None,
+    typer.Option(
+        help="With --model: the shape of one input of real numbers, instead of --data.",
+        metavar="3,32,32",
+        rich_help_panel="What is learned",
+    ),
 ]
 Draw = Annotated[
     Path | None, typer.Option(help="Also picture what each depth trains, as SVG, PNG or PDF.", metavar="FILE")
@@ -63,18 +66,17 @@ TRAINING_ONLY = (
 """Settings that no price or time depends on."""
 
 
-def cost(
-    task: Task = "fcnn-mnist",
-    mode: Mode = "exact",
-    depths: Depths = None,
-    draw: Draw = None,
-    as_json: Json = False,
-) -> None:
-    """Price every depth of a net for one batch, with FedDrop matched to it."""
-    count = api.settings_of({"task": task, "depths": depths}).depths
-    from fedpmt.pricing.cost_table import cost_table
+FLEET_ONLY = ("devices", "levels", "fleet", "availability", "assign", "deadline")
+"""Settings that no price of one device depends on."""
 
-    table = cost_table(task, mode, count)
+
+@with_settings(without=(*TRAINING_ONLY, *FLEET_ONLY, "lr", "full_seconds"))
+def cost(
+    given: dict[str, Any], input_shape: InputShape = None, draw: Draw = None, as_json: Json = False
+) -> None:
+    """Price every depth of a net for one batch, with FedDrop matched to it. Nothing is trained."""
+    given.pop("options", None)
+    table = prices.cost(**given, example=_example(input_shape))
     if draw is not None:
         from fedpmt.report.draw import draw_net
 
@@ -83,100 +85,21 @@ def cost(
         except OSError as error:
             raise SettingError(f"draw = '{draw}' cannot be written: {error.strerror}") from error
         show.say(f"drawn: {draw}")
-    if as_json:
-        print(table.model_dump_json())
-        return
-    layers = [
-        [row.name, *(f"{n:,}" for n in (row.parameters, row.forward, row.error, row.gradient, row.update))]
-        for row in table.layers
-    ]
-    show.table(
-        f"{task}: operations per batch by layer, mode {mode}",
-        ("layer", "parameters", "forward", "error signal", "weight gradient", "update"),
-        layers,
-    )
-    rows = []
-    for row in table.depths:
-        drop = (
-            ["-", "-"]
-            if row.feddrop_keep is None
-            else [f"{row.feddrop_keep:.2f}", f"{row.feddrop_operations:,}"]
-        )
-        over = " (over)" if row.feddrop_within_budget is False else ""
-        cells = [str(row.depth), ", ".join(row.frozen) or "none", f"{row.operations:,}", f"{row.ratio:.2%}"]
-        rows.append(
-            [*cells, shown_bytes(row.upload_bytes), shown_bytes(row.memory_bytes), drop[0], drop[1] + over]
-        )
-    show.table(
-        f"{task}: depths, mode {mode}",
-        ("depth", "frozen", "operations", "ratio", "upload", "memory", "FedDrop keep", "its operations"),
-        rows,
-        left=2,
-    )
+    print(table.model_dump_json() if as_json else table)
 
 
 @with_settings(without=(*TRAINING_ONLY, "lr"))
-def plan(given: dict[str, Any], as_json: Json = False) -> None:
+def plan(given: dict[str, Any], input_shape: InputShape = None, as_json: Json = False) -> None:
     """From speeds and a deadline: what each device trains, how long it takes, and what that costs."""
     given.pop("options", None)
-    settings = api.settings_of({**given, "cohort": 1})
-    api.check(settings)
-    planned = api.plan_table(settings)
-    if as_json:
-        print(json.dumps(planned))
-        return
-    rows = [
-        [
-            row["name"] or f"level {row['level']}",
-            str(row["devices"]),
-            show.number(row["speed"], 3),
-            str(row["depth"]),
-            ", ".join(row["frozen"]) or "none",
-            show.number(row["seconds"]),
-            "yes" if row["fits"] else "no",
-            shown_bytes(row["upload_bytes"]),
-            shown_bytes(row["download_bytes"]),
-            shown_bytes(row["memory_bytes"]),
-        ]
-        for row in planned["devices"]
-    ]
-    columns = (
-        "device",
-        "count",
-        "speed",
-        "depth",
-        "frozen",
-        "seconds",
-        "fits",
-        "upload",
-        "download",
-        "memory",
-    )
-    show.table(
-        f"{settings.task}, assigned by {settings.assign}, prices {settings.mode}, "
-        f"deadline {_deadline(settings)}",
-        columns,
-        rows,
-    )
-    if settings.deadline is None and settings.assign == "deadline":
-        print(
-            f"depths are fitted to {planned['deadline']:.1f} s, the tightest deadline that leaves nobody out "
-            "and lets the fastest device train everything"
-        )
-    psi = "infinite" if planned["psi"] is None else show.number(planned["psi"], 3)
-    fedpmt, fedavg = show.number(planned["round_seconds"]), show.number(planned["fedavg_round_seconds"])
-    print(f"a FedPMT round takes {fedpmt} s, a FedAvg round {fedavg} s; psi is {psi}")
-    if planned["note"] is not None:
-        print(planned["note"])
+    table = prices.plan(**given, example=_example(input_shape))
+    print(table.model_dump_json() if as_json else table)
 
 
-def _deadline(settings: Settings) -> str:
-    return "none" if settings.deadline is None else f"{settings.deadline:g} s"
-
-
-@with_settings(without=(*TRAINING_ONLY, "devices", "levels", "fleet", "availability", "assign", "deadline"))
+@with_settings(without=(*TRAINING_ONLY, *FLEET_ONLY))
 def profile(
     given: dict[str, Any],
+    input_shape: InputShape = None,
     name: Annotated[str, typer.Option(help="What to call this machine in the fleet CSV.")] = "this-machine",
     repeat: Annotated[
         int, typer.Option(help="Measurements per depth; the median counts.", min=1, max=1000)
@@ -185,25 +108,33 @@ def profile(
 ) -> None:
     """Measure this machine: seconds per sample and peak memory of each depth, as a row for the fleet CSV."""
     given.pop("options", None)
-    settings = api.settings_of(given)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks of itself otherwise
-    measured = api.profile(settings, name, repeat)
+    measured = prices.profile(**given, example=_example(input_shape), name=name, repeat=repeat)
     if as_json:
         print(json.dumps(measured))
         return
     rows = [
         [
             str(row["depth"]),
-            ", ".join(row["frozen"]) or "none",
+            row["trains_from"],
             f"{1e6 * row['seconds_per_sample']:.1f}",
             shown_bytes(row["peak_bytes"]),
         ]
         for row in measured["depths"]
     ]
-    show.table(
-        f"{settings.task}, batch {settings.batch}, on {name}",
-        ("depth", "frozen", "microseconds a sample", "peak memory"),
-        rows,
-        left=2,
-    )
+    title = f"{measured['task']}, batch {measured['batch']}, on {name}"
+    columns = ("depth", "trains from", "microseconds a sample", "peak memory")
+    print(text_table(title, columns, rows, names=(1,)))
     print(measured["csv"])
+
+
+def _example(shape: str | None) -> Any:
+    """Inputs of this shape, as in 3,32,32; None where none is given."""
+    if shape is None:
+        return None
+    sizes = shape.split(",")
+    if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
+        raise SettingError(f"input-shape must be whole numbers, as in 3,32,32 (got '{shape}')")
+    from fedpmt.own import make_example
+
+    return make_example([int(size) for size in sizes])

@@ -19,6 +19,7 @@ from fedpmt.records import ResultRecord, RunRecord
 from fedpmt.report import tables
 from fedpmt.report.budgets import ACTIONS, BudgetRow, budgets
 from fedpmt.settings import Settings
+from fedpmt.simulation.runner import differing
 from fedpmt.types import SettingError, shown_bytes
 
 RUNS = Path("runs")
@@ -95,7 +96,7 @@ def compare(
             _predict(request, out or RUNS, as_json=as_json)
         return
     first = requests[0][1].settings
-    parent = out or RUNS / api.slug(f"compare-{first.task}-{first.data}-{first.partition}")
+    parent = out or RUNS / api.slug(f"compare-{first.model or first.task}-{first.data}-{first.partition}")
     if not resume and any((parent / name / records.CONFIG).exists() for name, _ in requests):
         if out is not None:
             raise SettingError(
@@ -112,7 +113,7 @@ def compare(
         return
     summary = [row.texts() for row in tables.summary(finished)]
     show.table(
-        f"{first.task} on {first.data}, {first.partition}, prices {first.mode}",
+        f"{first.model or first.task} on {first.data}, {first.partition}, prices {first.mode}",
         list(summary[0]),
         [list(row.values()) for row in summary],
     )
@@ -162,6 +163,8 @@ def methods(as_json: Json = False) -> None:
 def request_for(given: dict[str, Any], out: Path | None, *, resume: bool) -> api.Request:
     """What was typed, over the stored settings of the run that is resumed."""
     stored = records.read_config(out) if resume and out is not None and out.is_dir() else None
+    # What settings only name is looked at again: the fingerprint must come out as before.
+    stored = stored and {key: value for key, value in stored.items() if key != "digest"}
     method = str(
         given.get("method") or (stored or {}).get("method") or Settings.model_fields["method"].default
     )
@@ -204,17 +207,14 @@ def _fresh(folder: Path) -> Path:
 def _folder(settings: Settings, *, resume: bool) -> Path:
     """A new folder under runs/; to resume, the latest there with these settings."""
     base = RUNS / api.slug(
-        f"{settings.method}-{settings.task}-{settings.data}-{settings.partition}-seed{settings.seed}"
+        f"{settings.method}-{settings.model or settings.task}-{settings.data}-{settings.partition}"
+        f"-seed{settings.seed}"
     )
     if resume and RUNS.is_dir():
         found = sorted(RUNS.glob(f"{base.name}*"), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in found:
             stored = records.read_config(path)
-            if (
-                stored is not None
-                and {key: value for key, value in stored.items() if key not in records.EXECUTION}
-                == settings.identity()
-            ):
+            if stored is not None and differing(stored, settings) is None:
                 return path
     return _fresh(base)
 

@@ -7,6 +7,7 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from fedpmt.data import sets
+from fedpmt.references import is_reference
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -36,6 +37,15 @@ def spellings() -> list[str]:
 def with_samples() -> list[str]:
     """The data sets whose samples exist, so that they can also serve as public data."""
     return [name for name, dataset in DATASETS.items() if dataset.load is not None]
+
+
+def is_function(text: str) -> bool:
+    """Whether a text names a user's function that returns samples, and no data set.
+
+    >>> is_function("my_package.data:load"), is_function("synthetic:0,1")
+    (True, False)
+    """
+    return is_reference(text) and text.partition(":")[0] not in DATASETS
 
 
 def find_dataset(text: str) -> tuple[Dataset, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from fedpmt.models.build import FlatLinear
-from fedpmt.models.finding import hooked
+from fedpmt.models.chain import hooked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,7 @@ def is_chain(model: LayeredModel, first: int = 0) -> bool:
     flat = kinds.index(nn.Flatten) if takes_images(modules) and nn.Flatten in kinds else 0
     return (
         all(_known(module) for module in modules)
+        and not _tied(modules)
         # A ReLU works in place, so it must not be what meets the data first.
         and next((kind for kind in kinds if kind is not nn.Flatten), None) in (nn.Linear, nn.Conv2d)
         and next((kind for kind in reversed(kinds) if kind is not nn.Flatten), None) is nn.Linear
@@ -40,7 +41,12 @@ def is_chain(model: LayeredModel, first: int = 0) -> bool:
 def modules_in(model: LayeredModel, first: int = 0) -> list[nn.Module]:
     """What a chain runs, in order, from layer `first` on."""
     everything = (module for _, module in model.modules_of(first, len(model.structure.layers)))
-    return [module for module in everything if type(module) is not nn.Identity]
+    return [module for module in everything if not does_nothing(module)]
+
+
+def does_nothing(module: nn.Module) -> bool:
+    """Whether a module hands on what it is given, in training mode as well."""
+    return type(module) is nn.Identity or (type(module) is nn.Dropout and module.p == 0)
 
 
 def takes_images(modules: Sequence[nn.Module]) -> bool:
@@ -58,6 +64,12 @@ def fits(model: LayeredModel, inputs: Tensor, first: int = 0) -> bool:
 
 def _kinds(module: nn.Module) -> list[type[nn.Module]]:
     return [nn.Flatten, nn.Linear] if type(module) is FlatLinear else [type(module)]
+
+
+def _tied(modules: Sequence[nn.Module]) -> bool:
+    """Whether a tensor is used in two places."""
+    used = [id(parameter) for module in modules for parameter in module.parameters()]
+    return len(set(used)) < len(used)
 
 
 def _known(module: nn.Module) -> bool:

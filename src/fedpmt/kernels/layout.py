@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpmt.kernels import library
-from fedpmt.kernels.chains import fits, is_chain
+from fedpmt.kernels.chains import does_nothing, fits, is_chain
 from fedpmt.kernels.library import LANES, compiled
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ def _shapes(model: LayeredModel, tensors: Tensors, inputs: Tensor, first: int) -
         return None
     found: list[Shape] = []
     size = (inputs.shape[2], inputs.shape[3]) if inputs.ndim == 4 else (1, 1)
-    for path, module in model.modules_of(first, len(model.structure.layers)):
+    for link in model.modules_of(first, len(model.structure.layers)):
+        path, module = link.path or "", link.module
         last, biased = found[-1] if found else None, f"{path}.bias" in tensors
         match module:
             case nn.Conv2d():
@@ -164,6 +165,8 @@ def _shapes(model: LayeredModel, tensors: Tensors, inputs: Tensor, first: int) -
                 if plain != ((1, 1), (0, 0), (1, 1), 1):
                     return None
                 filters, channels, tall, wide = tensors[f"{path}.weight"].shape
+                if last is not None and channels != last.own_outputs:
+                    return None  # torch says what is wrong
                 stored = last.outputs if last else channels
                 high, broad = size
                 window = Shape(path, True, stored, _padded(filters), channels, filters, biased, 1, *size)
@@ -183,12 +186,14 @@ def _shapes(model: LayeredModel, tensors: Tensors, inputs: Tensor, first: int) -
                 outputs, features = tensors[f"{path}.weight"].shape
                 behind = last is not None and last.convolution
                 spots = size[0] * size[1] if behind else 1
+                if last is not None and features != last.own_outputs * spots:
+                    return None
                 stored = last.outputs * spots if last else _padded(features)
                 own = features // spots, outputs
                 found.append(Shape(path, False, stored, _padded(outputs), *own, biased, spots))
-            case nn.Flatten() | nn.Identity():
+            case nn.Flatten():
                 pass
-            case _:
+            case _ if not does_nothing(module):
                 return None
     return tuple(found) if found and min(size) > 0 else None
 

@@ -12,16 +12,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import importlib.util
 import inspect
 import sys
 import types
 import typing
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 from fedpmt.methods.base import Method
+from fedpmt.references import find, is_reference
 from fedpmt.types import Scalar, SettingError
 
 if typing.TYPE_CHECKING:
@@ -125,17 +124,10 @@ def _offered() -> dict[str, EntryPoint]:
 
 def _loaded(name: str, place: str) -> MethodClass:
     """The class at `module:Class`; `name` is what the user called it."""
-    where, _, attribute = place.partition(":")
-    if not where or not attribute:
+    if not is_reference(place):
         raise SettingError(f"method = '{name}' must be a name of `fedpmt methods` or package.module:Class")
-    found: Any = _module(name, where)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            own = (
-                key for key, value in vars(found).items() if _is_method(value) and value.__module__ == where
-            )
-            raise SettingError.unknown(f"method = '{name}': class", part, own)
-        found = getattr(found, part)
+    attribute = place.partition(":")[2]
+    found = find(f"method = '{name}'", place, "class", _is_method)
     if not _is_method(found):
         raise SettingError(f"method = '{name}': {attribute} is no subclass of fedpmt.Method")
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
@@ -151,30 +143,6 @@ def _loaded(name: str, place: str) -> MethodClass:
 
 def _is_method(value: Any) -> bool:
     return inspect.isclass(value) and issubclass(value, Method)
-
-
-def _module(name: str, where: str) -> types.ModuleType:
-    """Import a module, from the current folder if it is nowhere else."""
-    top = where.partition(".")[0]
-    here = str(Path.cwd())
-    if top not in sys.modules and _is_absent(top) and here not in sys.path:
-        sys.path.append(here)
-    try:
-        return importlib.import_module(where)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{where}.".startswith(f"{error.name}."):
-            raise SettingError(f"method = '{name}': there is no module '{where}'") from error
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise SettingError(
-            f"method = '{name}': the module '{where}' cannot be imported ({reason})"
-        ) from error
-
-
-def _is_absent(top: str) -> bool:
-    try:
-        return importlib.util.find_spec(top) is None
-    except ValueError:
-        return True
 
 
 def fields(name: str) -> dict[str, tuple[Any, Any]]:
@@ -195,15 +163,29 @@ def fields(name: str) -> dict[str, tuple[Any, Any]]:
 
 def create(name: str, options: Mapping[str, Scalar], shared: Mapping[str, Any]) -> Method[Any, Any]:
     """Make a method from its name and options; a field with the name of a shared setting takes that one's value."""
-    cls, known = method_class(name), fields(name)
+    cls = method_class(name)
     names = [field.name for field in _fields(cls)]
-    values = {key: value for key, value in shared.items() if key in names}
+    return cls(**{key: value for key, value in shared.items() if key in names}, **_read(name, options))
+
+
+def typed_options(name: str, options: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return a method's options as values of their fields' types, so that text and numbers are one setting.
+
+    >>> typed_options("feddrop", {"keep": "0.5", "scaling": "true"})
+    {'keep': 0.5, 'scaling': True}
+    """
+    return {key: "none" if value is None else value for key, value in _read(name, options).items()}
+
+
+def _read(name: str, options: Mapping[str, Scalar]) -> dict[str, Any]:
+    known, names = fields(name), [field.name for field in _fields(method_class(name))]
+    values: dict[str, Any] = {}
     for key, value in options.items():
-        if key not in names or key in (*shared, *PROVIDED):
+        if key not in names or key in PROVIDED:
             raise SettingError.unknown(f"option of {name}", key, known)
         # What text cannot express was given as a value.
         values[key] = _convert(f"{short_name(name)}.{key}", value, known[key][0]) if key in known else value
-    return cls(**values)
+    return values
 
 
 def _fields(cls: MethodClass) -> tuple[dataclasses.Field[Any], ...]:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from fedpmt.models.chain import is_plain_sequential
 from fedpmt.models.tracing import Flow
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from fedpmt.models.tracing import Call, Trace
 
@@ -38,31 +39,6 @@ class Stage:
     name: str
     paths: list[str]
     parameters: list[str] = field(default_factory=list)
-
-
-def is_plain_sequential(module: nn.Module) -> bool:
-    """Whether a module does nothing but run its children in a row."""
-    return (
-        isinstance(module, nn.Sequential)
-        and type(module).forward is nn.Sequential.forward
-        and not hooked(module)
-    )
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether calling a module does more than its forward pass."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-
-
-def sequential_leaves(module: nn.Module, path: str = "") -> Iterator[str]:
-    """Give the paths of the modules that a (nested) Sequential runs one after another."""
-    # Not named_children, which leaves out the second use of one module, such as a shared activation.
-    for name, child in module._modules.items():
-        child_path = f"{path}.{name}" if path else name
-        if child is not None and is_plain_sequential(child):
-            yield from sequential_leaves(child, child_path)
-        else:
-            yield child_path
 
 
 def is_inside(name: str, paths: Sequence[str]) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpmt.models.axes import chain_axes, declared_axes, fit_attributes, traced_axes
+from fedpmt.models.chain import bind_chain, find_chain, is_plain_sequential, sequential_children, split_chain
 from fedpmt.models.cutting import Cut, capture, find_cut, replay, unit_calls
 from fedpmt.models.finding import (
     Finder,
@@ -20,9 +21,7 @@ from fedpmt.models.finding import (
     group,
     has_parameters,
     is_inside,
-    is_plain_sequential,
     may_hold_blocks,
-    sequential_leaves,
 )
 from fedpmt.models.layout import Layout, TiedOwner, arrange
 from fedpmt.models.tracing import trace
@@ -31,6 +30,7 @@ from fedpmt.types import Arrays, SettingError, Tensors
 
 if TYPE_CHECKING:
     from fedpmt.models.axes.declared import Declared
+    from fedpmt.models.chain import Chain, Link
     from fedpmt.models.cutting import UnitCall
     from fedpmt.models.finding import Stage
     from fedpmt.models.structure import Axes
@@ -60,13 +60,16 @@ class LayeredModel:
     """
 
     def __init__(
-        self, module: nn.Module, layout: Layout, *, composable: bool, cuts: Cuts | None = None
+        self, module: nn.Module, layout: Layout, chain: Chain | None = None, cuts: Cuts | None = None
     ) -> None:
         self.module = module
         self.layout = layout
         self.structure = layout.structure
-        self.composable = composable
-        self._cuts = cuts
+        self._whole_chain, self._cuts = chain, cuts
+        # The modules that each layer runs one after another; None where that is not all that the module does.
+        self.chain = None
+        if chain is not None:
+            self.chain = split_chain(bind_chain(chain, module), [stage.paths for stage in layout.stages])
         self._slots = {name: _slots(module, names) for name, names in layout.aliases.items()}
         self._own = {name: slots[0][0][slots[0][1]] for name, slots in self._slots.items()}
         self._bound: dict[str, Tensor] = {}
@@ -74,16 +77,19 @@ class LayeredModel:
     def clone(self) -> LayeredModel:
         """Copy the model, for another thread."""
         self.release()
-        return LayeredModel(
-            copy.deepcopy(self.module), self.layout, composable=self.composable, cuts=self._cuts
-        )
+        return LayeredModel(copy.deepcopy(self.module), self.layout, self._whole_chain, self._cuts)
 
     def to(self, device: torch.device) -> LayeredModel:
         """The same model on a device; itself where it is there already."""
         if all(tensor.device.type == device.type for tensor in self._own.values()):
             return self
-        moved = self.clone()
-        return LayeredModel(moved.module.to(device), self.layout, composable=self.composable, cuts=self._cuts)
+        moved = self.clone().module.to(device)
+        return LayeredModel(moved, self.layout, self._whole_chain, self._cuts)
+
+    @property
+    def composable(self) -> bool:
+        """Whether it is a chain of its layers, each of which runs its modules one after another."""
+        return self.chain is not None
 
     def initial(self) -> dict[str, Tensor]:
         """A copy of the module's own weights."""
@@ -160,18 +166,17 @@ class LayeredModel:
 
     def run(self, first: int, last: int, tensors: Tensors, inputs: Arrays) -> Tensor:
         """Run layers `first` to `last - 1` (counted from 0) of a model that is a chain of its layers."""
-        if not self.composable:
-            raise SettingError("this model is not a chain of its layers, so it cannot be run in halves")
         self._bind(tensors)
         outputs = inputs
-        for _, module in self.modules_of(first, last):
-            outputs = module(outputs)
+        for link in self.modules_of(first, last):
+            outputs = link.module(outputs)
         return outputs  # type: ignore[no-any-return]
 
-    def modules_of(self, first: int, last: int) -> list[tuple[str, nn.Module]]:
-        """The modules of layers `first` to `last - 1` in order, each with its path."""
-        paths = [path for stage in self.layout.stages[first:last] for path in stage.paths]
-        return [(path, self.module.get_submodule(path)) for path in paths]
+    def modules_of(self, first: int, last: int) -> list[Link]:
+        """The modules of layers `first` to `last - 1` of a chain in order, each with its path."""
+        if self.chain is None:
+            raise SettingError("this model is not a chain of its layers, so it cannot be run in halves")
+        return [link for layer in self.chain[first:last] for link in layer]
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -318,14 +323,13 @@ def layered(
     """
     check_shapes(module)
     own, scratch = copy.deepcopy(module), copy.deepcopy(module)
-    chain = layers is None and _is_chain(own, traceable=example is not None)
     few = many = None
     channels: Axes | Callable[[], Axes] | None
     channels = declared_axes(module, axes, example) if isinstance(axes, Mapping) else axes
-    if chain:
-        leaves = list(sequential_leaves(own))
-        stages = group([(path, own.get_submodule(path)) for path in leaves])
-        channels = channels or chain_axes(own, [path for stage in stages for path in stage.paths])
+    if layers is None and _is_plain_chain(own, traceable=example is not None):
+        children = list(sequential_children(own))
+        stages = group(children)
+        channels = channels or chain_axes(own, [path for path, _ in children])
     elif example is not None:
         few, many = (trace(scratch, _rows(example, rows), _call) for rows in ([0, 1], [0, 1, 0]))
         finder = Finder(own, few)
@@ -341,20 +345,21 @@ def layered(
     if channels is None and example is not None:
         channels = partial(traced_axes, module, example)
     layout = arrange(own, stages, few, channels, tied)
-    chain = chain and not layout.base  # what runs before the first layer is in none of them
+    # What runs before the first layer is in none of them.
+    chain = None if layout.base else find_chain(own, example)
     cuts = None
     if few is not None and many is not None:
         calls = unit_calls(layout, few, many, (2, 3))
         few.forget_values()
         cuts = None if calls is None else Cuts(_rows(example, [0, 1]), calls, few)
-    return LayeredModel(own, layout, composable=chain, cuts=cuts)
+    return LayeredModel(own, layout, chain, cuts)
 
 
-def _is_chain(module: nn.Module, *, traceable: bool) -> bool:
+def _is_plain_chain(module: nn.Module, *, traceable: bool) -> bool:
     """Whether a module is an nn.Sequential of layers; a trace finds more where it wraps a net, or a frozen one."""
     if not is_plain_sequential(module):
         return False
-    children = [module.get_submodule(path) for path in sequential_leaves(module)]
+    children = [child for _, child in sequential_children(module)]
     first = next((child for child in children if has_parameters(child)), module)
     frozen = not any(parameter.requires_grad for parameter in first.parameters())
     return not traceable or not (frozen or any(may_hold_blocks(child) for child in children))

@@ -110,3 +110,9 @@ class LayerCost:
     error: float
     gradient: float
     update: float
+    activations: float  # bytes per sample that training it keeps for the backward pass
+
+    @property
+    def operations(self) -> float:
+        """Its part of a full training step."""
+        return self.forward + self.error + self.gradient + self.update

@@ -13,33 +13,19 @@ from fedpmt.models.nets import net as find_net
 from fedpmt.parts import depth
 from fedpmt.parts.width import thinned
 from fedpmt.pricing.cost import FLOAT_BYTES
+from fedpmt.pricing.layer_table import LayerTable, layer_rows
 from fedpmt.pricing.matching import match_keep
 from fedpmt.pricing.paper import dropped_operations
 from fedpmt.pricing.price import Mode, Price
+from fedpmt.pricing.text_table import text_table
 from fedpmt.seeds import generator
-from fedpmt.types import SettingError
+from fedpmt.types import SettingError, shown_bytes, shown_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fedpmt.models.layered import LayeredModel
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Part
-    from fedpmt.types import Arrays
-
-
-class LayerRow(BaseModel):
-    """One layer of the full model, for one batch."""
-
-    model_config = ConfigDict(frozen=True)
-    name: str
-    kind: str  # conv, linear or other
-    units: int  # n_l
-    parameters: int
-    forward: int
-    error: int
-    gradient: int
-    update: int
 
 
 class DepthRow(BaseModel):
@@ -58,14 +44,36 @@ class DepthRow(BaseModel):
     feddrop_within_budget: bool | None  # False where even the smallest rate costs more than the depth
 
 
-class CostTable(BaseModel):
-    """The table of one net; `model_dump(mode="json")` is its JSON form."""
+class CostTable(LayerTable):
+    """What each depth of a model costs for one batch; `model_dump(mode="json")` is its JSON form."""
 
-    model_config = ConfigDict(frozen=True)
-    task: str
     mode: Mode
-    layers: tuple[LayerRow, ...]
     depths: tuple[DepthRow, ...]
+
+    def __str__(self) -> str:
+        thinned = any(row.feddrop_keep is not None for row in self.depths)
+        rows = [[*_cells(self, row), *([_feddrop(row)] if thinned else [])] for row in self.depths]
+        columns = ["depth", "trains from", "operations", "ratio", "upload", "memory"]
+        title = f"{self.task}: one batch of {self.batch} samples by depth, mode {self.mode}"
+        depths = text_table(title, [*columns, *(["FedDrop keep"] if thinned else [])], rows, names=(1,))
+        return f"{super().__str__()}\n\n{depths}"
+
+
+def _cells(table: CostTable, row: DepthRow) -> list[str]:
+    return [
+        str(row.depth),
+        table.layers[len(row.frozen)].name,
+        shown_count(row.operations),
+        f"{row.ratio:.2%}",
+        shown_bytes(row.upload_bytes),
+        shown_bytes(row.memory_bytes),
+    ]
+
+
+def _feddrop(row: DepthRow) -> str:
+    if row.feddrop_keep is None:
+        return "-"
+    return f"{row.feddrop_keep:.2f}{'' if row.feddrop_within_budget else ' (over)'}"
 
 
 def cost_table(
@@ -91,25 +99,7 @@ def cost_table(
         example=np.zeros((2, *net.input_shape), dtype=np.float32),
         net=net,
     )
-    return _table(task, price, net.depths[0] if depths is None else depths)
-
-
-def model_table(
-    model: LayeredModel,
-    example: Arrays,
-    *,
-    batch: int,
-    samples: int,
-    depths: int | None = None,
-    cached: bool = False,
-    held: int = 0,
-    task: str = "model",
-) -> CostTable:
-    """The table of any model, measured; one depth per layer where `depths` is not given."""
-    price = Price(
-        model, mode="exact", batch=batch, samples=samples, cached=cached, held=held, example=example
-    )
-    return _table(task, price, len(model.structure.layers) if depths is None else depths)
+    return model_table(task, price, net.depths[0] if depths is None else depths)
 
 
 def dropped(structure: Structure, keep: float) -> Part | None:
@@ -139,22 +129,10 @@ def _mode(mode: str) -> Mode:
     return cast("Mode", mode)
 
 
-def _table(task: str, price: Price, count: int) -> CostTable:
+def model_table(task: str, price: Price, count: int | None = None) -> CostTable:
+    """The table of any model; one depth per layer where no number is given."""
     structure = price.structure
-    rows = []
-    for layer in price.layers():
-        rows.append(
-            LayerRow(
-                name=layer.name,
-                kind=layer.kind,
-                units=layer.units,
-                parameters=layer.parameters,
-                forward=round(layer.forward),
-                error=round(layer.error),
-                gradient=round(layer.gradient),
-                update=round(layer.update),
-            )
-        )
+    count = len(structure.layers) if count is None else count
     operations_at = dropped_price(price)
     depths = []
     for number, part in enumerate(depth.suffixes(structure, count), start=1):
@@ -174,4 +152,6 @@ def _table(task: str, price: Price, count: int) -> CostTable:
                 feddrop_within_budget=fits,
             )
         )
-    return CostTable(task=task, mode=price.mode, layers=tuple(rows), depths=tuple(depths))
+    return CostTable(
+        task=task, batch=price.batch, mode=price.mode, layers=layer_rows(price), depths=tuple(depths)
+    )

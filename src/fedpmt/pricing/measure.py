@@ -49,6 +49,11 @@ class Measurement:
         """Bytes held when the backward pass of a batch begins, the batch included."""
         return self.step.at(self.kept, samples) if len(self.step.each) else 0
 
+    @property
+    def activations_each(self) -> float:
+        """Bytes that each sample adds to these."""
+        return float(self.step.each[self.kept]) if len(self.step.each) else 0.0
+
 
 def two_samples(example: Arrays) -> Arrays:
     """The first samples of a batch, as tensors."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict
 
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import mask
+from fedpmt.pricing.price import Mode
 from fedpmt.pricing.splitting import splitting_constant
+from fedpmt.pricing.text_table import text_table
+from fedpmt.types import shown_bytes
 
 if TYPE_CHECKING:
     from fedpmt.devices.fleet import Device, Fleet
@@ -19,27 +23,102 @@ if TYPE_CHECKING:
 MOST_ROWS = 100
 
 
-def plan_table(planner: Planner, fleet: Fleet, samples: int, deadline: float | None) -> dict[str, Any]:
+class PlanRow(BaseModel):
+    """What devices of one kind train, and what a round takes there."""
+
+    model_config = ConfigDict(frozen=True)
+    name: str
+    level: int
+    devices: int
+    speed: float
+    depth: int
+    frozen: tuple[str, ...]  # layers that are run forward only
+    trains_from: str  # the first layer that is trained
+    seconds: float
+    fits: bool  # in time and in memory
+    upload_bytes: int
+    download_bytes: int
+    memory_bytes: int
+    ratio: float  # of the full model's operations
+
+
+class PlanTable(BaseModel):
+    """What each kind of device of a fleet trains, slowest first."""
+
+    model_config = ConfigDict(frozen=True)
+    task: str  # the net of the paper, or the user's class
+    assign: Literal["level", "deadline"]
+    mode: Mode
+    deadline: float | None  # what depths are fitted to
+    fitted: bool  # whether the deadline was found here, for want of a given one
+    devices: tuple[PlanRow, ...]
+    psi: float | None  # None: infinite, since some layer is trained by nobody
+    uncovered: tuple[str, ...]  # layers that no device trains
+    note: str | None  # what to change then
+    round_seconds: float
+    fedavg_round_seconds: float
+
+    def __str__(self) -> str:
+        deadline = "none" if self.deadline is None or self.fitted else f"{self.deadline:g} s"
+        title = f"{self.task}, assigned by {self.assign}, prices {self.mode}, deadline {deadline}"
+        columns = ("device", "count", "speed", "depth", "trains from", "seconds", "fits", "upload", "memory")
+        return "\n".join([text_table(title, columns, self._rows(), names=(0, 4)), *self._sentences()])
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [
+                row.name or f"level {row.level}",
+                f"{row.devices:,}",
+                f"{row.speed:,.3f}",
+                str(row.depth),
+                row.trains_from,
+                f"{row.seconds:,.1f}",
+                "yes" if row.fits else "no",
+                shown_bytes(row.upload_bytes),
+                shown_bytes(row.memory_bytes),
+            ]
+            for row in self.devices
+        ]
+
+    def _sentences(self) -> list[str]:
+        said = [f"each device downloads {shown_bytes(max(row.download_bytes for row in self.devices))}"]
+        if self.fitted:
+            said.append(
+                f"depths are fitted to {self.deadline:.1f} s, the tightest deadline that leaves nobody out "
+                "and lets the fastest device train everything"
+            )
+        psi = "infinite" if self.psi is None else f"{self.psi:,.3f}"
+        said.append(
+            f"a FedPMT round takes {self.round_seconds:,.1f} s, a FedAvg round "
+            f"{self.fedavg_round_seconds:,.1f} s; psi is {psi}"
+        )
+        return [*said, *([] if self.note is None else [self.note])]
+
+
+def plan_table(task: str, planner: Planner, fleet: Fleet, samples: int, deadline: float | None) -> PlanTable:
     """One row per kind of device, slowest first; in a fleet of very many kinds, one per level and depth."""
     chosen = planner.depths_of(fleet, samples)
     kinds = fleet.profiles if len(fleet.profiles) <= MOST_ROWS else _groups(planner, fleet, samples)
-    rows = [_row(planner, device, count, samples) for device, count in kinds]
+    rows = tuple(_row(planner, device, count, samples) for device, count in kinds)
     shares = np.bincount(chosen - 1, minlength=len(planner.depths)) / len(fleet)
     psi = splitting_constant(shares.tolist())
     slowest = float(planner.seconds_of(fleet, full(planner.structure), samples).max())
     limit = math.inf if deadline is None else deadline
     uncovered = planner.uncovered(fleet, samples)
-    return {
-        "assign": planner.assign,
-        "mode": planner.price.mode,
-        "deadline": planner.deadline if planner.assign == "deadline" else deadline,
-        "devices": rows,
-        "psi": psi if math.isfinite(psi) else None,
-        "uncovered": list(uncovered),
-        "note": planner.untrained(uncovered, fleet, samples) if uncovered else None,
-        "round_seconds": min(limit, max(row["seconds"] for row in rows)),
-        "fedavg_round_seconds": min(limit, slowest),
-    }
+    by_deadline = planner.assign == "deadline"
+    return PlanTable(
+        task=task,
+        assign=planner.assign,
+        mode=planner.price.mode,
+        deadline=planner.deadline if by_deadline else deadline,
+        fitted=by_deadline and deadline is None,
+        devices=rows,
+        psi=psi if math.isfinite(psi) else None,
+        uncovered=uncovered,
+        note=planner.untrained(uncovered, fleet, samples) if uncovered else None,
+        round_seconds=min(limit, max(row.seconds for row in rows)),
+        fedavg_round_seconds=min(limit, slowest),
+    )
 
 
 def _groups(planner: Planner, fleet: Fleet, samples: int) -> list[tuple[Device, int]]:
@@ -51,21 +130,23 @@ def _groups(planner: Planner, fleet: Fleet, samples: int) -> list[tuple[Device, 
     return groups
 
 
-def _row(planner: Planner, device: Device, count: int, samples: int) -> dict[str, Any]:
+def _row(planner: Planner, device: Device, count: int, samples: int) -> PlanRow:
     part = planner.depth(device, samples)
     down, up = planner.traffic(part)
     trained = mask(planner.structure, part)
-    return {
-        "name": device.name,
-        "level": device.level,
-        "devices": count,
-        "speed": device.speed,
-        "depth": planner.depths.index(part) + 1,
-        "frozen": [layer.name for layer, on in zip(planner.structure.layers, trained, strict=True) if not on],
-        "seconds": planner.seconds(device, part, samples),
-        "fits": planner.fits(device, part, samples),
-        "upload_bytes": up,
-        "download_bytes": down,
-        "memory_bytes": planner.price(part).memory_bytes,
-        "ratio": planner.price(part).share,
-    }
+    names = [layer.name for layer in planner.structure.layers]
+    return PlanRow(
+        name=device.name,
+        level=device.level,
+        devices=count,
+        speed=device.speed,
+        depth=planner.depths.index(part) + 1,
+        frozen=tuple(name for name, on in zip(names, trained, strict=True) if not on),
+        trains_from=next(name for name, on in zip(names, trained, strict=True) if on),
+        seconds=planner.seconds(device, part, samples),
+        fits=planner.fits(device, part, samples),
+        upload_bytes=up,
+        download_bytes=down,
+        memory_bytes=planner.price(part).memory_bytes,
+        ratio=planner.price(part).share,
+    )

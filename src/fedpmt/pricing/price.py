@@ -138,14 +138,32 @@ class Price:
         else:
             rows = self._differences()
         return tuple(
-            LayerCost(layer.name, *self._units(layer), self.structure.size(layer.parameters), *row)
-            for layer, row in zip(self.structure.layers, rows, strict=True)
+            LayerCost(layer.name, *self._units(layer), self.structure.size(layer.parameters), *row, kept)
+            for layer, row, kept in zip(self.structure.layers, rows, self._activations(), strict=True)
         )
+
+    def _suffixes(self) -> list[Measurement]:
+        """What training takes from each layer on, first layer first."""
+        return [
+            self._measure(depth.suffix(self.structure, frozen, ""))
+            for frozen in range(len(self.structure.layers))
+        ]
+
+    def _activations(self) -> list[float]:
+        """Bytes per sample that training each layer keeps, beyond what training the layers behind it does.
+
+        A layer's input is its own; the sample itself, which is there anyway, is no layer's.
+        """
+        sample = sum(
+            array[0].numel() * array.element_size()
+            for array in (self._inputs.values() if isinstance(self._inputs, dict) else [self._inputs])
+        )
+        held = [one.activations_each for one in self._suffixes()]
+        return [max(0.0, here - behind) for here, behind in pairwise([*held, float(sample)])]
 
     def _differences(self) -> list[tuple[float, float, float, float]]:
         """What each layer adds to the suffix behind it."""
-        count = len(self.structure.layers)
-        suffixes = [self._measure(depth.suffix(self.structure, frozen, "")) for frozen in range(count)]
+        suffixes, count = self._suffixes(), len(self.structure.layers)
         rows = []
         for index, layer in enumerate(self.structure.layers):
             here = suffixes[index]

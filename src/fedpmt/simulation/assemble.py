@@ -11,6 +11,7 @@ import torch
 
 from fedpmt import kernels
 from fedpmt.devices.fleet import Fleet, make_fleet
+from fedpmt.models.chain import calls_modules_only
 from fedpmt.parts.depth import suffixes
 from fedpmt.pricing.plan import Planner, make_planner
 from fedpmt.pricing.price import Price
@@ -21,6 +22,7 @@ from fedpmt.simulation.checkpoint import DeviceStore
 from fedpmt.simulation.executors import Executor, Parallel, Plain
 from fedpmt.simulation.loop import Federation
 from fedpmt.simulation.problem import Problem, draws_at_random
+from fedpmt.simulation.workers import can_fork
 from fedpmt.training.batches import PlacedData, compute_device
 from fedpmt.training.local import LocalWork, local_settings, make_optimizer
 from fedpmt.types import SettingError
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Extra, Part
     from fedpmt.settings import Settings
-    from fedpmt.types import Examples
 
 
 def make_price(settings: Settings, problem: Problem) -> Price:
@@ -111,8 +112,9 @@ def assemble(
         store = DeviceStore(folder / DEVICES, device)
         # A user's own forward pass may count on the usual layout; compiled code reads images with channels last.
         compiled = settings.executor == "auto" and kernels.knows(problem.model, problem.example(device))
-        data = PlacedData(problem.data, device, images_last=compiled)
-        executor = make_executor(settings, problem, device, data.public)
+        modules = problem.model.modules_of(0, len(problem.model.structure.layers)) if compiled else []
+        data = PlacedData(problem.data, device, images_last=compiled and calls_modules_only(modules))
+        executor = make_executor(settings, problem, device, data)
         yield Federation(settings, problem, data, method, fleet, planner, executor, store)
     finally:
         torch.set_num_threads(threads)
@@ -126,9 +128,7 @@ def check_fit(settings: Settings, problem: Problem, method: Method[Any, Any]) ->
         raise SettingError(f"method = '{settings.method}' needs targets that are classes 0, 1, ...")
 
 
-def make_executor(
-    settings: Settings, problem: Problem, device: torch.device, public: Examples | None
-) -> Executor:
+def make_executor(settings: Settings, problem: Problem, device: torch.device, data: PlacedData) -> Executor:
     """Where local work runs; the numbers do not depend on it."""
     local = local_settings(settings, 0, problem.optimizer, problem.rate)
     stochastic = draws_at_random(problem.model, problem.example(device))
@@ -139,6 +139,9 @@ def make_executor(
         local,
         stochastic,
         fast=settings.executor == "auto",
-        public=public,
+        data=data,
     )
-    return one if settings.executor == "plain" or workers == 1 else Parallel(one, workers)
+    if settings.executor == "plain" or workers == 1:
+        return one
+    processes = min(workers, settings.cohort)
+    return Parallel(one, workers, processes if processes > 1 and can_fork(device) else 0)

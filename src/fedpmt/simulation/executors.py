@@ -8,10 +8,13 @@ import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
+from fedpmt.simulation.workers import Workers
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Rng, Site
 from fedpmt.training.loop import compiled_round, conclude, local_round, why_not_compiled
 
@@ -23,9 +26,9 @@ if TYPE_CHECKING:
     from fedpmt.models.layered import LayeredModel
     from fedpmt.parts.part import Part
     from fedpmt.records import ComputePath
+    from fedpmt.training.batches import PlacedData
     from fedpmt.training.messages import Reply, Task
     from fedpmt.training.objective import Objective
-    from fedpmt.types import Examples
 
 Item = TypeVar("Item")
 Out = TypeVar("Out")
@@ -40,7 +43,6 @@ class Unit:
     task: Task
     part: Part
     own: Any
-    shard: Callable[[], Examples]  # loaded where it is used
     rng: Rng
     settings: LocalSettings
     samples: int  # |D_k|
@@ -53,6 +55,12 @@ class PathsTaken:
     seen: set[ComputePath] = field(default_factory=set)
     left_to_autograd: str | None = None  # what compiled code does not know although it knows the model
     checked: bool = False  # whether the last was looked for: once is enough
+
+    def add(self, other: PathsTaken) -> None:
+        """Take over what another process has seen."""
+        self.seen |= other.seen
+        self.left_to_autograd = self.left_to_autograd or other.left_to_autograd
+        self.checked = self.checked or other.checked
 
 
 class Executor(Protocol):
@@ -76,6 +84,9 @@ class Executor(Protocol):
         ...
 
 
+_GLOBAL_GENERATOR = threading.Lock()
+
+
 @dataclass(frozen=True)
 class Plain:
     """One device after another, in this thread. By autograd alone it is the oracle; `fast` may use compiled code."""
@@ -85,8 +96,9 @@ class Plain:
     settings: LocalSettings
     stochastic: bool = False  # whether a forward pass draws from torch's global generator (dropout)
     fast: bool = False
-    public: Examples | None = None
+    data: PlacedData | None = None  # only training needs it
     paths: PathsTaken = field(default_factory=PathsTaken)
+    seeding: threading.Lock = _GLOBAL_GENERATOR  # held while that generator is a unit's own
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
         for unit in units:
@@ -94,23 +106,14 @@ class Plain:
 
     def compute(self, work: LocalWork[Any], unit: Unit) -> tuple[Reply, Any]:
         """One local round."""
-        job = Job(
-            self.site(unit.settings),
-            unit.task,
-            unit.part,
-            unit.own,
-            unit.shard(),
-            unit.rng,
-            unit.device,
-            unit.round_index,
-        )
+        job = self.job(unit)
         found = compiled_round(work, job)
         self.paths.seen.add("autograd" if found is None else "compiled")
         if found is None:
             if self.fast and not self.paths.checked:
                 self.paths.checked = True
                 self.paths.left_to_autograd = why_not_compiled(work, job)
-            with _seeded(unit.rng("forward")) if self.stochastic else contextlib.nullcontext():
+            with _seeded(unit.rng("forward"), self.seeding) if self.stochastic else contextlib.nullcontext():
                 found = local_round(work, job)
         return conclude(work, *found)
 
@@ -123,7 +126,22 @@ class Plain:
 
     def site(self, settings: LocalSettings) -> Site:
         """What a device has at hand here."""
-        return Site(self.models, self.objective, settings, self.public, self.fast)
+        public = None if self.data is None else self.data.public
+        return Site(self.models, self.objective, settings, public, self.fast)
+
+    def job(self, unit: Unit) -> Job[Any]:
+        """A unit with all that it takes to compute it."""
+        assert self.data is not None, "an executor without data cannot train"
+        return Job(
+            self.site(unit.settings),
+            unit.task,
+            unit.part,
+            unit.own,
+            self.data.shard(unit.device),
+            unit.rng,
+            unit.device,
+            unit.round_index,
+        )
 
     def copy(self) -> Plain:
         """The same for another thread."""
@@ -132,30 +150,64 @@ class Plain:
 
 
 class Parallel:
-    """Several devices at a time, one thread and one copy of the models each; two results per worker are held."""
+    """Several devices at a time; two results per worker are held.
 
-    def __init__(self, one: Plain, workers: int) -> None:
+    Compiled code holds no lock: it runs in threads, with a copy of the models each, as does all that is not training.
+    Autograd holds the interpreter's lock for much of a step, so it runs in processes where there may be some.
+    """
+
+    def __init__(self, one: Plain, workers: int, processes: int = 0) -> None:
         self._one, self._workers, self.paths = one, workers, one.paths
         self._own = threading.local()
         # deepcopy of one module from several threads at once is not safe: copies are made one by one.
         self._copying = threading.Lock()
-        self._pool = ThreadPoolExecutor(workers, "device", initializer=lambda: torch.set_num_threads(1))
+        self._pool = ThreadPoolExecutor(workers, "device", initializer=self._equip)
+        self._count = processes
+        self._compiled: bool | None = None  # whether compiled code takes local rounds, once one has been seen
+        self._forked: tuple[LocalWork[Any], Workers] | None = None
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
-        return self._ordered(lambda unit: self._local().compute(work, unit), units)
+        if self._count and not self._compiled:
+            rest = iter(units)
+            head = list(islice(rest, 1))
+            units = chain(head, rest)
+            if head and self._compiled is None:
+                self._compiled = compiled_round(work, self._one.job(head[0])) is not None
+            if head and not self._compiled:
+                return self._train_in_processes(work, units)
+        return self._ordered(lambda unit: self._own.plain.compute(work, unit), units)
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
-        return self._ordered(lambda item: function(self._local().site(self._one.settings), item), items)
+        return self._ordered(lambda item: function(self._own.plain.site(self._one.settings), item), items)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+        if self._forked is not None:
+            self._forked[1].close()
 
-    def _local(self) -> Plain:
-        if not hasattr(self._own, "plain"):
-            with self._copying:
-                self._own.plain = self._one.copy()
-        plain: Plain = self._own.plain
-        return plain
+    def _equip(self) -> None:
+        """Prepare a thread."""
+        torch.set_num_threads(1)
+        with self._copying:
+            self._own.plain = self._one.copy()
+
+    def _train_in_processes(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
+        for reply, own, paths in self._workers_for(work).train(units):
+            self.paths.add(paths)
+            yield reply, own
+
+    def _workers_for(self, work: LocalWork[Any]) -> Workers:
+        """The processes that do this work, which they know by being forked."""
+        if self._forked is not None:
+            known, workers = self._forked
+            if known == work and not workers.closed:
+                return workers
+            workers.close()
+        # A lock of its own: the other may be held by a thread that does not exist in a fork.
+        one = replace(self._one, paths=PathsTaken(), seeding=threading.Lock())
+        workers = Workers(partial(_answer, one, work), self._count, (one.settings.optimizer,))
+        self._forked = work, workers
+        return workers
 
     def _ordered(self, function: Callable[[Item], Out], items: Iterable[Item]) -> Iterator[Out]:
         waiting: deque[Future[Out]] = deque()
@@ -171,12 +223,13 @@ class Parallel:
                 future.cancel()
 
 
-_GLOBAL_GENERATOR = threading.Lock()
+def _answer(one: Plain, work: LocalWork[Any], unit: Unit) -> tuple[Reply, Any, PathsTaken]:
+    return *one.compute(work, unit), one.paths
 
 
 @contextlib.contextmanager
-def _seeded(rng: np.random.Generator) -> Iterator[None]:
+def _seeded(rng: np.random.Generator, lock: threading.Lock) -> Iterator[None]:
     """torch's global generator, seeded for one unit and put back; one unit at a time, as it is global."""
-    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
+    with lock, torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**63)))
         yield

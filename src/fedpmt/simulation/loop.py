@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -240,8 +240,7 @@ class Federation:
         local = self.local(round_index)
         if task.epochs is not None:
             local = replace(local, epochs=task.epochs)
-        shard, seeds = partial(self.data.shard, device), Seeds(seed, round_index, device)
-        return Unit(device, round_index, task, part, own, shard, seeds, local, samples)
+        return Unit(device, round_index, task, part, own, Seeds(seed, round_index, device), local, samples)
 
     def predictor(self, progress: Progress) -> Predictor:
         """What is evaluated, with BatchNorm statistics of devices' data where the method keeps none."""

@@ -16,7 +16,7 @@ from torch.profiler import profile as torch_profile
 
 from fedpmt.devices.fleet import MIB
 from fedpmt.parts.depth import suffixes
-from fedpmt.parts.part import GLOBAL, mask
+from fedpmt.parts.part import GLOBAL, frozen_prefix, mask
 from fedpmt.seeds import Seeds
 from fedpmt.training.local import Job, LocalWork, Site, local_settings
 from fedpmt.training.loop import train
@@ -68,6 +68,7 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
                 for layer, on in zip(layers, mask(problem.model.structure, part), strict=True)
                 if not on
             ],
+            "trains_from": layers[frozen_prefix(problem.model.structure, part)].name,
             "seconds_per_sample": statistics.median(times[number]) / (len(data) * settings.epochs),
             "peak_bytes": peaks[number],
         }
@@ -75,8 +76,8 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
     ]
     speed = settings.full_seconds / (rows[-1]["seconds_per_sample"] * settings.samples)  # type: ignore[operator]
     return {
-        "task": settings.task,
         "name": name,
+        "batch": settings.batch,
         "speed": speed,
         "depths": rows,
         "csv": _csv_row(name, speed, rows),

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 from pydantic import ValidationError
 
 from fedpmt import records
+from fedpmt.methods.registry import typed_options
 from fedpmt.records import ResultRecord, RoundRecord, write_atomically
 from fedpmt.types import DivergedError, SettingError
 
@@ -74,11 +75,22 @@ def open_folder(folder: Path, settings: Settings, *, resume: bool) -> bool:
 
 def check_same(folder: Path, stored: Mapping[str, Any], settings: Settings) -> None:
     """Refuse to continue a run with settings that are not its own."""
-    for key, value in settings.identity().items():
-        if key in stored and stored[key] != value:
-            raise SettingError(
-                f"out = '{folder}' is a run of another configuration: its {key} is '{stored[key]}', not '{value}'"
-            )
+    key = differing(stored, settings)
+    if key is not None:
+        raise SettingError(
+            f"out = '{folder}' is a run of another configuration: "
+            f"its {key} is '{stored[key]}', not '{settings.identity()[key]}'"
+        )
+
+
+def differing(stored: Mapping[str, Any], settings: Settings) -> str | None:
+    """The first setting in which a stored run differs; what an older version did not know cannot differ."""
+    identity = settings.identity()
+    if stored.get("method") == settings.method:
+        with suppress(SettingError):
+            # Older versions stored options as they were typed.
+            stored = {**stored, "options": typed_options(settings.method, stored.get("options", {}))}
+    return next((key for key, value in identity.items() if key in stored and stored[key] != value), None)
 
 
 @contextmanager
@@ -88,6 +100,7 @@ def exclusive(folder: Path) -> Iterator[None]:
         handle = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR)
     except OSError as error:
         raise SettingError(f"out = '{folder}' cannot be written: {error.strerror}") from error
+    _locks.add(handle)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,7 +108,21 @@ def exclusive(folder: Path) -> Iterator[None]:
             raise SettingError(f"out = '{folder}' is in use by another process") from None
         yield
     finally:
+        _locks.remove(handle)
         os.close(handle)
+
+
+_locks: set[int] = set()
+
+
+def _release_locks() -> None:
+    for handle in _locks:
+        os.close(handle)
+    _locks.clear()
+
+
+# A fork that outlives its parent, if only for a moment, would keep the folder locked.
+os.register_at_fork(after_in_child=_release_locks)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,196 @@
+"""A user's own model and samples: given as values, or named as `package.module:function`."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedpmt import references
+from fedpmt.data.datasets import from_arrays
+from fedpmt.data.federated import federate_dataset
+from fedpmt.data.registry import find_dataset, is_function
+from fedpmt.models.layered import check_shapes, layered
+from fedpmt.simulation.problem import Problem
+from fedpmt.training.batches import placed
+from fedpmt.types import Arrays, SettingError
+
+if TYPE_CHECKING:
+    from fedpmt.models.layered import LayeredModel
+
+_log = logging.getLogger("fedpmt")
+
+Pair: TypeAlias = tuple[Arrays, Arrays]
+"""Inputs and targets."""
+
+
+def load_module(text: str, seed: int) -> nn.Module:
+    """Call the function that `model` names; weights that it draws from torch's generator depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        module = references.call("model", text)
+    if not isinstance(module, nn.Module):
+        raise SettingError(f"model = '{text}' must return an nn.Module (got {type(module).__name__})")
+    return module
+
+
+@lru_cache(maxsize=1)
+def load_arrays(text: str) -> tuple[Pair, Pair]:
+    """Call the function that `data` names; once, since all runs of a comparison ask for it."""
+    found = references.call("data", text)
+    if not (_is_pair(found) and all(_is_pair(one) for one in found)):
+        raise SettingError(
+            f"data = '{text}' must return ((inputs, targets), (inputs, targets)), "
+            f"for training and for testing (got {_outline(found)})"
+        )
+    train, test = found
+    return tuple(train), tuple(test)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def _outline(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__
+
+
+def load_example(data: str) -> Arrays:
+    """Take two inputs of a data set; those of the library are made up, so that pricing fetches nothing."""
+    if not is_function(data):
+        return make_example(find_dataset(data)[0].shape)
+    inputs = load_arrays(data)[0][0]
+    return {name: one[:2] for name, one in inputs.items()} if isinstance(inputs, Mapping) else inputs[:2]
+
+
+def make_example(shape: Sequence[int]) -> np.ndarray:
+    """Two inputs of this shape, of standard normal numbers."""
+    return np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
+
+
+def parse_layers(layers: Sequence[str | Sequence[str]] | str | None) -> list[str | list[str]] | None:
+    """Read layers as they stand in settings: commas between layers, + between the modules of one layer.
+
+    >>> parse_layers("stem,block1+norm,head")
+    ['stem', ['block1', 'norm'], 'head']
+    """
+    if not layers:
+        return None
+    names = layers.split(",") if isinstance(layers, str) else layers
+    return [_parse_layer(name) for name in names]
+
+
+def _parse_layer(name: str | Sequence[str]) -> str | list[str]:
+    paths = [path.strip() for path in name.split("+")] if isinstance(name, str) else list(name)
+    return paths[0] if len(paths) == 1 else paths
+
+
+def write_layers(layers: Sequence[str | Sequence[str]] | str | None) -> str:
+    """Write layers as they stand in settings.
+
+    >>> write_layers(["stem", ["block1", "norm"]])
+    'stem,block1+norm'
+    """
+    parsed = parse_layers(layers) or []
+    return ",".join(name if isinstance(name, str) else "+".join(name) for name in parsed)
+
+
+def find_layers(module: nn.Module, example: Arrays, layers: str) -> LayeredModel:
+    """Find a module's layers, and refuse inputs that it cannot run; neither it nor torch's generator changes."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model: LayeredModel = layered(module, layers=parse_layers(layers), example=example)
+            trial = model.clone()
+            trial.set_training([False] * len(model.structure.layers))
+            with torch.no_grad():
+                trial.forward(trial.initial(), example)
+    except SettingError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise SettingError(
+            f"model: evaluating two samples fails: {type(error).__name__}: {reason} ({_shapes(example)})"
+        ) from error
+    return model
+
+
+def _shapes(example: Arrays) -> str:
+    named = example.items() if isinstance(example, Mapping) else [("inputs", example)]
+    return ", ".join(f"{name}: {' x '.join(map(str, array.shape[1:])) or 'numbers'}" for name, array in named)
+
+
+def example_problem(module: nn.Module, example: Arrays, layers: str, samples: int) -> Problem:
+    """A model on copies of an example, for what does not depend on what is learned: prices and times."""
+    length = len(next(iter(example.values())) if isinstance(example, Mapping) else example)
+    pair = example, np.zeros(length, dtype=np.int64)
+    dataset = from_arrays(pair, pair)
+    few, many = (dataset.train.take(np.arange(count) % length) for count in (2, max(2, samples)))
+    data = federate_dataset(
+        replace(dataset, train=many, test=few),
+        partition="iid",
+        partition_seed=0,
+        devices=1,
+        samples=len(many),
+    )
+    return Problem(find_layers(module, placed(few).inputs, layers), data)
+
+
+def warn_of_one_layer(model: LayeredModel) -> None:
+    """Log a warning where a model has one layer only, so that no depth but the whole model is left."""
+    if len(model.structure.layers) > 1:
+        return
+    names = _candidates(model.module)
+    advice = (
+        f'name its layers in the order of the forward pass, e.g. layers="{",".join(names)}"'
+        if len(names) > 1
+        else "it has no two modules with weights that could be layers"
+    )
+    _log.warning(
+        "model: only one layer was found in %s, so FedPMT can freeze nothing and trains as FedAvg does; %s",
+        type(model.module).__name__,
+        advice,
+    )
+
+
+def _candidates(module: nn.Module, path: str = "") -> list[str]:
+    """The weighted modules of the outermost module that has several of them."""
+    found = [
+        (f"{path}{name}", child)
+        for name, child in module.named_children()
+        if any(parameter.requires_grad for parameter in child.parameters())
+    ]
+    if len(found) == 1:
+        return _candidates(found[0][1], f"{found[0][0]}.") or [found[0][0]]
+    return [name for name, _ in found]
+
+
+def fingerprint(model: nn.Module, *arrays: Arrays) -> str:
+    """Digest a model's weights and arrays, so that a run is only ever resumed with its own."""
+    check_shapes(model)
+    digest = hashlib.sha256()
+    named: list[tuple[str, Any]] = list(model.state_dict().items())
+    for number, group in enumerate(arrays):
+        parts = group.items() if isinstance(group, Mapping) else [("", group)]
+        named += [(f"{number}{name}", array) for name, array in parts]
+    for name, array in named:
+        plain = np.ascontiguousarray(_as_numpy(array))
+        digest.update(f"{name} {plain.shape} {plain.dtype}".encode())
+        digest.update(plain.tobytes())
+    return digest.hexdigest()
+
+
+def _as_numpy(array: Any) -> Any:
+    if not isinstance(array, torch.Tensor):
+        return array
+    tensor = array.detach().cpu()
+    # NumPy has no bfloat16.
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

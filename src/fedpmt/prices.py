@@ -1,0 +1,203 @@
+"""The other half of the front door: what a model costs and what a fleet can train of it, before anything is trained."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Unpack
+
+from fedpmt.api import (
+    OWN_DATA,
+    check,
+    own_problem,
+    own_training,
+    settings_of,
+    unfilled_problem,
+    with_model,
+)
+from fedpmt.data.registry import find_dataset, is_function
+from fedpmt.settings import RunSettings, Settings
+from fedpmt.types import Arrays, SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from fedpmt.api import Layers
+    from fedpmt.pricing.cost_table import CostTable
+    from fedpmt.pricing.layer_table import LayerTable
+    from fedpmt.pricing.plan_table import PlanTable
+    from fedpmt.simulation.problem import Problem
+
+
+def layers(
+    model: nn.Module | str | None = None,
+    example: Arrays | None = None,
+    layers: Layers | None = None,
+    **settings: Unpack[RunSettings],
+) -> LayerTable:
+    """Measure the layers of a model: parameters, operations, share of a training step, and activations.
+
+    Nothing is trained, and the module stays as it is. Print the table to read it.
+
+    Args:
+        model: Any `nn.Module`, or `package.module:function`; without it, `task=` names a net of the paper.
+        example: A batch of inputs, two samples or more; or `data=` names a data set whose inputs it takes.
+        layers: The module's layers in the order of the forward pass, where those found are not the ones you want.
+        **settings: `batch`, with which the share is computed, and others that `fedpmt cost --help` lists.
+
+    Raises:
+        SettingError: The model cannot run the example, or a setting cannot be used.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> [(row.name, row.parameters) for row in layers(net, torch.zeros(2, 4)).layers]
+        [('0', 40), ('2', 18)]
+    """
+    from fedpmt.pricing.layer_table import layer_table
+    from fedpmt.simulation.assemble import make_price
+
+    name, resolved, problem = _priced(model, example, layers, settings)
+    return layer_table(name, make_price(resolved, problem))
+
+
+def cost(
+    model: nn.Module | str | None = None,
+    example: Arrays | None = None,
+    *,
+    layers: Layers | None = None,
+    **settings: Unpack[RunSettings],
+) -> CostTable:
+    """Price each depth of a model for one batch: operations, bytes and memory. Nothing is trained.
+
+    Args:
+        model: Any `nn.Module`, or `package.module:function`; without it, `task=` names a net of the paper.
+        example: A batch of inputs, two samples or more; or `data=` names a data set whose inputs it takes.
+        layers: The module's layers in the order of the forward pass, where those found are not the ones you want.
+        **settings: `batch`, `samples`, `epochs`, `depths`, `optimizer` and others that `fedpmt cost --help` lists.
+
+    Returns:
+        A table with `layers` and `depths`; printed, it is what `fedpmt cost` shows.
+
+    Raises:
+        SettingError: The model cannot run the example, or a setting cannot be used.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> [row.operations for row in cost(net, torch.zeros(2, 4), batch=10).depths]
+        [658, 1178]
+    """
+    from fedpmt.pricing.cost_table import model_table
+    from fedpmt.simulation.assemble import make_price
+
+    given: dict[str, Any] = dict(settings)
+    if model is None and not given.get("model"):
+        # The paper's table is of its own batches and samples.
+        given = {**_of_the_paper(given), **{key: value for key, value in given.items() if value is not None}}
+    name, resolved, problem = _priced(model, example, layers, given)
+    return model_table(name, make_price(resolved, problem), resolved.depths or problem.depths)
+
+
+def plan(
+    model: nn.Module | str | None = None,
+    example: Arrays | None = None,
+    *,
+    layers: Layers | None = None,
+    **settings: Unpack[RunSettings],
+) -> PlanTable:
+    """Say what each device of a fleet would train, and how long that takes. Nothing is trained.
+
+    Args:
+        model: Any `nn.Module`, or `package.module:function`; without it, `task=` names a net of the paper.
+        example: A batch of inputs, two samples or more; or `data=` names a data set whose inputs it takes.
+        layers: The module's layers in the order of the forward pass, where those found are not the ones you want.
+        **settings: `fleet` or `levels`, `deadline`, `full_seconds`, `samples`, `batch`, `epochs`, `depths` and others
+            that `fedpmt plan --help` lists.
+
+    Returns:
+        A table with a row in `devices` for each kind of device; printed, it is what `fedpmt plan` shows.
+
+    Raises:
+        SettingError: The model cannot run the example, or a setting cannot be used.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> [(row.speed, row.depth) for row in plan(net, torch.zeros(2, 4), levels="1/2,1", deadline=15).devices]
+        [(0.5, 1), (1.0, 2)]
+    """
+    from fedpmt.devices.fleet import make_fleet
+    from fedpmt.pricing.plan_table import plan_table
+    from fedpmt.simulation.assemble import plan as make_plan
+
+    name, resolved, problem = _priced(model, example, layers, settings)
+    fleet = make_fleet(resolved)
+    planner = make_plan(resolved, problem, fleet)
+    return plan_table(name, planner, fleet, resolved.samples, resolved.deadline)
+
+
+def profile(
+    model: nn.Module | str | None = None,
+    example: Arrays | None = None,
+    *,
+    layers: Layers | None = None,
+    name: str = "this-machine",
+    repeat: int = 5,
+    **settings: Unpack[RunSettings],
+) -> dict[str, Any]:
+    """Measure this machine: how long each depth of a model takes to train, and how much memory it needs.
+
+    Arguments are those of `plan`. `name` is what the machine is called in the row for the fleet's CSV; each depth is
+    measured `repeat` times.
+    """
+    from fedpmt.simulation.profile import profile as measure
+    from fedpmt.training.batches import placed
+
+    task, resolved, problem = _priced(model, example, layers, settings, filled=True)
+    return {"task": task, **measure(resolved, problem, placed(problem.data.shard(0)), name, repeat)}
+
+
+def _priced(
+    model: nn.Module | str | None,
+    example: Arrays | None,
+    layers: Layers | None,
+    settings: Mapping[str, Any],
+    *,
+    filled: bool = False,
+) -> tuple[str, Settings, Problem]:
+    """What prices and times are of: its name, its settings, and a problem, with samples for a device if `filled`."""
+    given, model = with_model({**settings, "cohort": 1}, model, layers)
+    given, optimizer, rate = own_training(given)
+    if model is None:
+        resolved = settings_of(given)
+        check(resolved)
+        problem = dataclasses.replace(unfilled_problem(resolved), optimizer=optimizer, rate=rate)
+        return resolved.task, resolved, problem
+    if example is None and given.get("data") in (None, OWN_DATA):
+        raise SettingError("a model is priced by running an example: give inputs, their shape, or data")
+    resolved = settings_of({"data": OWN_DATA, **{key: one for key, one in given.items() if one is not None}})
+    check(resolved)
+    from fedpmt import own
+
+    module = own.load_module(model, resolved.seed) if isinstance(model, str) else model
+    if filled and example is None and is_function(resolved.data):
+        from fedpmt.training.objective import CLASSIFICATION
+
+        one = resolved.model_copy(update={"devices": 1})
+        problem = own_problem(one, module, *own.load_arrays(resolved.data), CLASSIFICATION)
+    else:
+        inputs = own.load_example(resolved.data) if example is None else example
+        problem = own.example_problem(module, inputs, resolved.layers, resolved.samples if filled else 2)
+    own.warn_of_one_layer(problem.model)
+    name = resolved.model or type(module).__name__
+    return name, resolved, dataclasses.replace(problem, optimizer=optimizer, rate=rate)
+
+
+def _of_the_paper(given: Mapping[str, Any]) -> dict[str, int]:
+    """The batch size and the number of samples of the paper's complexity table."""
+    from fedpmt.models.nets import net
+
+    chosen = net(str(given.get("task") or Settings.model_fields["task"].default))
+    return {"batch": chosen.batch, "samples": find_dataset(chosen.data)[0].defaults.samples}

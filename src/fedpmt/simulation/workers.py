@@ -1,0 +1,209 @@
+"""Processes that train devices by autograd, which in threads would wait for the interpreter's lock.
+
+They are forked once. So they have the model, the data and every function of the user's without a pickle, and
+what the server sends to its devices lies in memory that all of them see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import struct
+import sys
+import traceback
+import warnings
+from collections import deque
+from io import FileIO
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedpmt.simulation.parcels import Arena, Outbox, Parcel, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from multiprocessing.context import ForkProcess
+
+    from fedpmt.simulation.executors import PathsTaken, Unit
+    from fedpmt.training.messages import Reply
+
+MESSAGE = struct.Struct("<4q")
+"""The unit's number, its outbox, and the parcel: small enough for a pipe to pass on whole, to any reader."""
+
+DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+Answer = tuple["Reply", Any, "PathsTaken"]
+
+
+def can_fork(device: torch.device) -> bool:
+    """Whether local training may run in forked processes here.
+
+    Only Linux forks safely. Autograd refuses to run in a fork where there is an accelerator, and Python does in a
+    daemonic process, such as one of a `multiprocessing.Pool`.
+    """
+    return (
+        sys.platform == "linux"
+        and device.type == "cpu"
+        and not torch.cuda.is_available()
+        and not multiprocessing.current_process().daemon
+    )
+
+
+class Workers:
+    """Forked processes that take units from one pipe, each when it is free, and answer through another."""
+
+    def __init__(self, compute: Callable[[Unit], Answer], count: int, known: tuple[object, ...] = ()) -> None:
+        """Fork them; objects that are `known` are not sent with the units that hold them."""
+        self._compute, self._known = compute, known
+        self._inbox = Outbox(Arena())
+        self._answers = [Arena() for _ in range(2 * count)]
+        self._idle = list(range(2 * count))  # of these arenas
+        self._sent: dict[int, tuple[Unit, Parcel]] = {}
+        self._done: dict[int, Answer | BaseException] = {}
+        self._numbers = iter(range(sys.maxsize))
+        (tasks, sending), (receiving, replies) = os.pipe(), os.pipe()
+        self._tasks, self._replies = _read(tasks), _write(replies)  # the workers' ends
+        self._sending, self._receiving = _write(sending), _read(receiving)  # ours
+        self._processes: list[ForkProcess] = []
+        self.closed = False
+        try:
+            self._start(count)
+        except BaseException:
+            self.close()
+            raise
+
+    def train(self, units: Iterable[Unit]) -> Iterator[Answer]:
+        """Local rounds, answers in the order of the units; two per worker are on their way or held."""
+        limit, waiting = len(self._answers), deque[int]()
+        try:
+            for unit in units:
+                if len(waiting) == limit:
+                    yield self._take(waiting.popleft())
+                waiting.append(self._send(unit))
+            while waiting:
+                yield self._take(waiting.popleft())
+        except BaseException:  # also where nobody wants the rest
+            self.close()
+            raise
+        self._inbox.clear()
+
+    def close(self) -> None:
+        """End all workers at once; they hold nothing that anybody misses."""
+        if self.closed:
+            return
+        self.closed = True
+        for process in self._processes:
+            process.kill()
+        for end in (self._tasks, self._replies, self._sending, self._receiving):
+            end.close()
+        for process in self._processes:
+            process.join()
+            process.close()
+        for arena in (self._inbox.arena, *self._answers):
+            arena.close()
+
+    def _start(self, count: int) -> None:
+        context = multiprocessing.get_context("fork")
+        with warnings.catch_warnings(), _uninterrupted():
+            # Python warns where there are threads. Those of torch and of the executor are at rest.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for index in range(count):
+                process = context.Process(target=self._serve, name=f"device-{index}", daemon=True)
+                process.start()
+                self._processes.append(process)
+        self._tasks.close()
+        self._replies.close()
+
+    def _send(self, unit: Unit) -> int:
+        number, parcel = next(self._numbers), self._inbox.pack(unit, self._known)
+        self._sent[number] = unit, parcel
+        try:
+            self._sending.write(MESSAGE.pack(number, self._idle.pop(), *parcel))
+        except BrokenPipeError:
+            raise self._death() from None
+        return number
+
+    def _take(self, number: int) -> Answer:
+        while number not in self._done:
+            self._receive()
+        found = self._done.pop(number)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _receive(self) -> None:
+        replies = self._receiving.fileno()
+        ready = wait([replies, *(process.sentinel for process in self._processes)])
+        message = self._receiving.read(MESSAGE.size) if replies in ready else None
+        if not message:
+            raise self._death()
+        number, index, *place = MESSAGE.unpack(message)
+        unit, parcel = self._sent.pop(number)
+        self._inbox.forget(parcel)
+        self._done[number] = unpack(self._answers[index], Parcel(*place), (unit.part,), own=True)
+        self._idle.append(index)
+
+    def _death(self) -> ChildProcessError:
+        """Say how a worker ended that should still be there."""
+        ended = wait([process.sentinel for process in self._processes])
+        dead = next(process for process in self._processes if process.sentinel in ended)
+        dead.join()
+        code = dead.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        hint = "; often memory has run out: fewer workers need less" if code == -signal.SIGKILL else ""
+        return ChildProcessError(f"a worker process {how}{hint}")
+
+    def _serve(self) -> None:
+        """Compute units, in a process of one's own, for as long as there is a parent."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+        self._sending.close()
+        self._receiving.close()
+        torch.set_num_threads(1)
+        while message := self._tasks.read(MESSAGE.size):
+            number, index, *place = MESSAGE.unpack(message)
+            parcel = self._answer(Parcel(*place), Outbox(self._answers[index]))
+            sys.stdout.flush()
+            self._replies.write(MESSAGE.pack(number, index, *parcel))
+
+    def _answer(self, parcel: Parcel, outbox: Outbox) -> Parcel:
+        outbox.clear()
+        try:
+            unit: Unit = unpack(self._inbox.arena, parcel, self._known, own=False)
+            return outbox.pack(self._compute(unit), (unit.part,))
+        except BaseException as error:
+            return outbox.pack(_portable(error))
+
+
+def _read(end: int) -> FileIO:
+    return FileIO(end, "r")
+
+
+def _write(end: int) -> FileIO:
+    return FileIO(end, "w")
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Block Ctrl-C: for good in processes that are forked meanwhile, as the parent is the one to end them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error with the worker's traceback as a note; one that cannot be pickled becomes a RuntimeError."""
+    note = "In a worker process:\n" + "".join(traceback.format_exception(error)).rstrip()
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - what was made here
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note(note)
+    return error
