@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fedpmt.models.axes import sequential_axes, traced_axes
+from fedpmt.models.axes import chain_axes, declared_axes, fit_attributes, traced_axes
 from fedpmt.models.chain import bind_chain, find_chain, is_plain_sequential, sequential_children, split_chain
 from fedpmt.models.cutting import Cut, capture, find_cut, replay, unit_calls
 from fedpmt.models.finding import (
@@ -28,6 +29,7 @@ from fedpmt.models.trees import tensors_in
 from fedpmt.types import Arrays, SettingError, Tensors
 
 if TYPE_CHECKING:
+    from fedpmt.models.axes.declared import Declared
     from fedpmt.models.chain import Chain, Link
     from fedpmt.models.cutting import UnitCall
     from fedpmt.models.finding import Stage
@@ -71,7 +73,8 @@ class LayeredModel:
         self._slots = {name: _slots(module, names) for name, names in layout.aliases.items()}
         self._own = {name: slots[0][0][slots[0][1]] for name, slots in self._slots.items()}
         self._bound: dict[str, Tensor] = {}
-        self._dtype = _float_type(module)
+        floats = (name for name, one in module.named_parameters() if one.is_floating_point())
+        self._first = next(floats, None)  # by its type the samples are cast
 
     def clone(self) -> LayeredModel:
         """Copy the model, for another thread."""
@@ -167,7 +170,7 @@ class LayeredModel:
         """Run layers `first` to `last - 1` (counted from 0) of a model that is a chain of its layers."""
         self._bind(tensors)
         # What was kept in fewer bits, and samples for a net of fewer bits, come in another type.
-        outputs = _as(inputs, self._own[self.structure.layers[first].tensors[0]].dtype)
+        outputs = self._as_weights(inputs, self.structure.layers[first].tensors[0])
         for link in self.modules_of(first, last):
             outputs = link.module(outputs)
         return outputs  # type: ignore[no-any-return]
@@ -179,8 +182,12 @@ class LayeredModel:
         return [link for layer in self.chain[first:last] for link in layer]
 
     def _call(self, inputs: Arrays) -> Any:
-        """Run the module on samples in its own type of numbers: a net of 16 bits takes them in 16 bits."""
-        return _call(self.module, _as(inputs, self._dtype))
+        """Run the module on samples in the type of its weights: a net of 16 bits takes them in 16 bits."""
+        return _call(self.module, self._as_weights(inputs, self._first))
+
+    def _as_weights(self, inputs: Arrays, name: str | None) -> Arrays:
+        """Inputs in the type of the weight that meets them first, as it is bound now."""
+        return inputs if name is None else _as(inputs, self._bound.get(name, self._own[name]).dtype)
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -239,15 +246,19 @@ class LayeredModel:
 
         Only what has changed since the last time is put there, so that the steps of a local round cost next to nothing.
         """
-        bound = self._bound
+        bound, changed = self._bound, False
         if len(bound) > len(tensors) or not bound.keys() <= tensors.keys():
             for name in [name for name in bound if name not in tensors]:
                 self._put(name, self._own[name])
                 del bound[name]
+                changed = True
         for name, tensor in tensors.items():
             if bound.get(name) is not tensor:
                 self._put(name, tensor)
                 bound[name] = tensor
+                changed = True
+        if changed:
+            fit_attributes(self.module, self.structure, bound)
 
     def _put(self, name: str, tensor: Tensor) -> None:
         for holder, attribute in self._slots[name]:
@@ -311,7 +322,7 @@ def layered(
     *,
     layers: Sequence[str | Sequence[str]] | None = None,
     example: Arrays | None = None,
-    axes: Axes | None = None,
+    axes: Axes | Declared | None = None,
     tied: TiedOwner = "last",
 ) -> LayeredModel:
     """Find the layers of a module, which itself stays as it is.
@@ -322,7 +333,8 @@ def layered(
             a parameter, or a list of these.
         example: Two or more samples of inputs, by which layers are found. Only a plain `nn.Sequential`, or a module
             whose layers are named, does without.
-        axes: Which channels go together, for cutting by width; else they are found.
+        axes: Which channels go together, for cutting by width: for each tensor that is cut, a group's name for each of
+            its axes. Else they are found by following the example, when a method asks.
         tied: The layer to which a parameter belongs that several use: the first of them or the last.
 
     Raises:
@@ -336,10 +348,12 @@ def layered(
     own, scratch = copy.deepcopy(module), copy.deepcopy(module)
     example = None if example is None else _as(example, _float_type(module))
     few = many = None
+    channels: Axes | Callable[[], Axes] | None
+    channels = declared_axes(module, axes, example) if isinstance(axes, Mapping) else axes
     if layers is None and _is_plain_chain(own, traceable=example is not None):
         children = list(sequential_children(own))
         stages = group(children)
-        axes = axes or sequential_axes(own, [path for path, _ in children])
+        channels = channels or chain_axes(own, [path for path, _ in children])
     elif example is not None:
         few, many = (trace(scratch, _rows(example, rows), _call) for rows in ([0, 1], [0, 1, 0]))
         finder = Finder(own, few)
@@ -352,7 +366,9 @@ def layered(
             "name its layers in the order of the forward pass (layers=[...])"
         )
     _check(module, stages)
-    layout = arrange(own, stages, few, axes or traced_axes(scratch.eval()), tied)
+    if channels is None and example is not None:
+        channels = partial(traced_axes, module, example)
+    layout = arrange(own, stages, few, channels, tied)
     # What runs before the first layer is in none of them.
     chain = None if layout.base else find_chain(own, example)
     cuts = None

@@ -149,8 +149,8 @@ def train(work: LocalWork[Any], job: Job[Any]) -> tuple[Reply, Any]:
 def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float] | None:
     """The whole local round in one compiled call; None where it must be done step by step."""
     settings, structure = job.site.settings, job.model.structure
-    plain = settings.lowered is None and job.site.objective.plain
-    rule = work.compiled(job) if job.site.fast and plain else None
+    known = settings.precision == settings.frozen_precision == "fp32" and job.site.objective.plain
+    rule = work.compiled(job) if job.site.fast and known else None
     if rule is None:
         return None
     received = local_tensors(job.task, job.part, structure)

@@ -92,11 +92,11 @@ def class_rows(outputs: Any, targets: Arrays) -> tuple[Tensor, Tensor]:
     """
     if (
         isinstance(outputs, Tensor)
-        and outputs.ndim == 2
+        and (outputs.dtype, outputs.ndim) == (torch.float32, 2)
         and isinstance(targets, Tensor)
         and targets.ndim == 1
     ):
-        return in_full(outputs), targets
+        return outputs, targets
     logits, labels = logits_of(outputs), labels_of(targets)
     shape = tuple(logits.shape)
     last, second = shape[:-1] == tuple(labels.shape), (shape[:1] + shape[2:]) == tuple(labels.shape)
