@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -87,3 +90,13 @@ def test_a_cleared_outbox_begins_again() -> None:
     before = addresses(arena, outbox, tensors)
     outbox.clear()
     assert addresses(arena, outbox, tensors) == before
+
+
+def test_an_arena_never_gets_smaller_for_another_process() -> None:
+    """A fork that has not written since another one made it larger must not cut off what that one counts on."""
+    arena = Arena()
+    other = copy.copy(arena)  # as a fork has it
+    arena.take(4 * FIRST_BYTES)
+    other.take(FIRST_BYTES + 1)
+    assert os.fstat(arena._file).st_size >= 4 * FIRST_BYTES
+    assert len(other.bytes(0, 2 * FIRST_BYTES)) == 2 * FIRST_BYTES

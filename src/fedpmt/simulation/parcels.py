@@ -30,7 +30,7 @@ Place: TypeAlias = "tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]"
 
 
 class Arena:
-    """Memory that a process shares with its forks. Only one of them writes, and makes it larger when it must."""
+    """Memory that a process shares with its forks. One of them writes at a time, and makes it larger when it must."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("fedpmt")
@@ -46,7 +46,10 @@ class Arena:
             return self._free[size].pop()
         start, self._end = self._end, self._end + size
         if self._end > len(self._bytes):
-            os.ftruncate(self._file, max(self._end, 2 * len(self._bytes)))
+            # Another process may have made it larger than it looks from here, and still counts on that.
+            size = os.fstat(self._file).st_size
+            if self._end > size:
+                os.ftruncate(self._file, max(self._end, 2 * size))
             self._bytes = mmap.mmap(self._file, 0)
         return start
 
