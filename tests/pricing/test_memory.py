@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedpmt.models.build import build
 from fedpmt.models.layered import LayeredModel, layered
@@ -21,9 +22,11 @@ from fedpmt.simulation.profile import peak_bytes
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Site
 from fedpmt.training.loop import train
 from fedpmt.training.messages import Task
-from fedpmt.training.objective import CLASSIFICATION
+from fedpmt.training.objective import Objective
 from fedpmt.training.optimizers import SGD
 from fedpmt.types import MODEL, Examples
+from models import zoo
+from published import timm_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +96,24 @@ def transformer() -> LayeredModel:
     return layered(nn.Sequential(nn.Embedding(500, 32), *blocks, Mean(), nn.Linear(32, 10)))
 
 
+def lora_bert() -> LayeredModel:
+    """A base with adapters in both blocks; most of what a device holds is frozen."""
+    sizes = {"vocab_size": 500, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 20}
+    return layered(zoo.lora_bert(**sizes, num_labels=10), example=words()[:3])
+
+
+def frozen_resnet() -> LayeredModel:
+    """Transfer learning: the last block and the classifier are trained, on a backbone with BatchNorm."""
+    module = timm_model("resnet18", num_classes=10)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name.startswith(("layer4.1", "fc")))
+    return layered(module, example=images(16)[:3])
+
+
+def words() -> Tensor:
+    return torch.randint(500, (SAMPLES, 20))
+
+
 def images(side: int) -> Tensor:
     return torch.randn(SAMPLES, 3, side, side)
 
@@ -102,7 +123,9 @@ CASES: dict[str, tuple[Callable[[], LayeredModel], Callable[[], Tensor]]] = {
     "resnet": (resnet, lambda: images(16)),
     "joined resnet": (lambda: layered(Joined(), example=images(16)), lambda: images(16)),
     "perceptron": (perceptron, lambda: torch.randn(SAMPLES, 1, 16, 16)),
-    "transformer": (transformer, lambda: torch.randint(500, (SAMPLES, 20))),
+    "transformer": (transformer, words),
+    "peft LoRA BERT": (lora_bert, words),
+    "frozen resnet18": (frozen_resnet, lambda: images(16)),
 }
 
 
@@ -118,11 +141,15 @@ def price_of(model: LayeredModel, inputs: Arrays, batch: int, *, cached: bool, m
     )
 
 
+def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(getattr(outputs, "logits", outputs), targets)
+
+
 def measured(
     model: LayeredModel, weights: Tensors, part: Part, inputs: Arrays, local: LocalSettings
 ) -> float:
-    """The received weights, and the most that a local round allocates on top of them."""
-    site = Site({GLOBAL: model}, CLASSIFICATION, local)
+    """The base and the received weights, and the most that a local round allocates on top of them."""
+    site = Site({GLOBAL: model}, Objective(loss=cross_entropy), local)
     data = Examples(inputs, torch.arange(SAMPLES) % 10, np.arange(SAMPLES))
     task = Task((part,), {MODEL: weights})
 
@@ -130,7 +157,8 @@ def measured(
         job: Job[None] = Job(site, task, part, None, data, Seeds(0, 0))
         train(LocalWork(), job)
 
-    return peak_bytes(once) + 4 * sum(tensor.numel() for tensor in weights.values())
+    held = [*model.base().values(), *weights.values()]
+    return peak_bytes(once) + 4 * sum(tensor.numel() for tensor in held)
 
 
 @pytest.mark.parametrize(

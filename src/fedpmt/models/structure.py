@@ -72,13 +72,15 @@ class Axes:
 class Structure:
     """The layers L of a model with the shapes of its tensors.
 
-    Devices hold `fixed` from the start; everything else travels.
+    The layers travel in every round. A device downloads the base once: what is `fixed`, but for integer buffers, such as
+    counters, which the module's own code makes.
     """
 
     layers: tuple[Layer, ...]
     shapes: Mapping[str, tuple[int, ...]]
     axes: Axes | None = None
-    fixed: tuple[str, ...] = ()  # neither trained nor averaged: what the owner froze, and counters
+    fixed: tuple[str, ...] = ()  # neither trained nor averaged: what the owner froze, and integer buffers
+    base_bytes: int = 0
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
