@@ -22,8 +22,8 @@ def is_chain(model: LayeredModel, first: int = 0) -> bool:
 
     Images come first, then features.
     """
-    if not model.composable:
-        return False
+    if not model.composable or model.structure.fixed:
+        return False  # what is frozen, or counts, is not known here
     modules = modules_in(model, first)
     kinds = [kind for module in modules for kind in _kinds(module)]
     flat = kinds.index(nn.Flatten) if takes_images(modules) and nn.Flatten in kinds else 0
@@ -73,7 +73,7 @@ def _tied(modules: Sequence[nn.Module]) -> bool:
 
 
 def _known(module: nn.Module) -> bool:
-    if hooked(module) or not all(parameter.requires_grad for parameter in module.parameters()):
+    if hooked(module):
         return False
     if type(module) is nn.Conv2d:
         return module.padding_mode == "zeros" and not isinstance(module.padding, str)
