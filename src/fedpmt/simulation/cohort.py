@@ -231,9 +231,7 @@ def settle(
         "failed" if lost else "late" if time > limit else "arrived"
         for time, lost in zip(seconds, failed, strict=True)
     ]
-    order = sorted(
-        (time, position) for position, time in enumerate(ends) if outcomes[position] == "arrived"
-    )
+    order = sorted((time, position) for position, time in enumerate(ends) if outcomes[position] == "arrived")
     for _, position in order[wanted:]:
         outcomes[position] = "surplus"
     if len(order) >= wanted:
