@@ -73,6 +73,11 @@ class Settings(BaseModel):
     data_dir: Path | None = Field(
         None, description="folder of the data files; else FEDPMT_DATA, else the user cache"
     )
+    objective: Literal["classification", "causal-lm", "multi-label", "regression", "custom"] = Field(
+        "classification",
+        description="what your own model learns: classification (of samples, tokens or pixels), causal-lm, multi-label "
+        "or regression; from Python also a loss of your own",
+    )
     partition: str = Field("iid", description="iid, classes:N, dirichlet:ALPHA or iid:replace")
     partition_seed: int = Field(
         0, ge=0, description="fixes the split and the fleet, apart from the run's seed"
@@ -335,6 +340,7 @@ class RunSettings(TypedDict, total=False):
     task: str
     data: str
     data_dir: str | Path | None
+    objective: Literal["classification", "causal-lm", "multi-label", "regression"]
     partition: str
     partition_seed: int
     public: str

@@ -23,6 +23,7 @@ GROUPS = {
         "layers",
         "data",
         "data_dir",
+        "objective",
         "partition",
         "partition_seed",
         "public",
