@@ -11,11 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn import functional
 
 import fedpmt
 from fedpmt.models.layered import layered
-from fedpmt.parts.depth import suffixes
 from fedpmt.pricing.price import Price
 from fedpmt.types import SettingError
 from models.zoo import (
@@ -40,6 +38,10 @@ if TYPE_CHECKING:
 BLOCK, BERT_BLOCK = "base_model.model.transformer.h", "base_model.model.bert.encoder.layer"
 
 
+PRETRAINED = {"initializer_range": 0.3}
+"""Random weights that are as large as those of a trained base, so that small adapters can make a difference."""
+
+
 def adapted(base: nn.Module, *targets: str, **options: Any) -> Any:
     """A base with LoRA adapters."""
     peft = importlib.import_module("peft")
@@ -57,6 +59,7 @@ def gpt2() -> nn.Module:
         n_positions=LENGTH,
         bos_token_id=0,
         eos_token_id=0,
+        **PRETRAINED,
     )
 
 
@@ -66,24 +69,12 @@ def lora_gpt2() -> nn.Module:
     return made
 
 
-def next_word_loss(outputs: Any, tokens: Tensor) -> Tensor:
-    return functional.cross_entropy(outputs.logits[:, :-1].transpose(1, 2), tokens[:, 1:])
-
-
-def class_loss(outputs: Any, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(outputs.logits, labels)
-
-
-def no_score(outputs: Any, targets: Tensor) -> Tensor:
-    return torch.zeros(len(targets))
-
-
 CASES: dict[str, tuple[Callable[[], nn.Module], Any, Any, tuple[str, ...]]] = {
-    "GPT-2": (lora_gpt2, next_words, next_word_loss, (f"{BLOCK}.0", f"{BLOCK}.1")),
+    "GPT-2": (lora_gpt2, next_words, "causal-lm", (f"{BLOCK}.0", f"{BLOCK}.1")),
     "BERT": (
-        lora_bert,
+        partial(lora_bert, **PRETRAINED),
         labels_of,
-        class_loss,
+        "classification",
         (f"{BERT_BLOCK}.0", f"{BERT_BLOCK}.1", "base_model.model.classifier"),
     ),
 }
@@ -91,7 +82,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Any, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_adapters_are_trained_and_sent_by_depth_and_the_base_comes_once(name: str, tmp_path: Path) -> None:
-    make, targets_of, loss, layers = CASES[name]
+    make, targets_of, objective, layers = CASES[name]
     torch.manual_seed(0)
     module, inputs = make(), words()
     before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
@@ -101,16 +92,16 @@ def test_adapters_are_trained_and_sent_by_depth_and_the_base_comes_once(name: st
         model=module,
         train=data,
         test=data,
-        loss=loss,
-        metric=no_score,
+        objective=objective,
         out=tmp_path / "run",
         devices=6,
         cohort=4,
         samples=8,
         batch=4,
         epochs=2,
-        rounds=8,
-        lr=0.5,
+        rounds=20,
+        optimizer="adam",
+        lr=0.02,
         levels=",".join(["1/3", "1/2", "1"][-len(layers) :]),
         depths=len(layers),
         assign="level",
@@ -208,7 +199,7 @@ def test_layers_can_be_named_inside_a_wrapper() -> None:
         (f"{BERT_BLOCK}.0", 8),
         (head, 2),
     ]
-    with pytest.raises(SettingError, match="did you mean 'base_model.model.classifier'"):
+    with pytest.raises(SettingError, match=r"did you mean 'base_model\.model\.classifier'"):
         layered(lora_bert(), layers=["classifier"], example=words()["input_ids"])
 
 

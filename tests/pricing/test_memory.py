@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedpmt.models.build import build
 from fedpmt.models.layered import LayeredModel, layered
@@ -22,7 +21,7 @@ from fedpmt.simulation.profile import peak_bytes
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Site
 from fedpmt.training.loop import train
 from fedpmt.training.messages import Task
-from fedpmt.training.objective import Objective
+from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.training.optimizers import SGD
 from fedpmt.types import MODEL, Examples
 from models import zoo
@@ -141,15 +140,11 @@ def price_of(model: LayeredModel, inputs: Arrays, batch: int, *, cached: bool, m
     )
 
 
-def cross_entropy(outputs: Any, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(getattr(outputs, "logits", outputs), targets)
-
-
 def measured(
     model: LayeredModel, weights: Tensors, part: Part, inputs: Arrays, local: LocalSettings
 ) -> float:
     """The base and the received weights, and the most that a local round allocates on top of them."""
-    site = Site({GLOBAL: model}, Objective(loss=cross_entropy), local)
+    site = Site({GLOBAL: model}, CLASSIFICATION, local)
     data = Examples(inputs, torch.arange(SAMPLES) % 10, np.arange(SAMPLES))
     task = Task((part,), {MODEL: weights})
 

@@ -72,8 +72,8 @@ class Axes:
 class Structure:
     """The layers L of a model with the shapes of its tensors.
 
-    The layers travel in every round. A device downloads the base once: what is `fixed`, but for integer buffers, such as
-    counters, which the module's own code makes.
+    The layers travel in every round. A device downloads the base once: what is `fixed`, but for integer buffers, which
+    the module's own code makes.
     """
 
     layers: tuple[Layer, ...]

@@ -214,8 +214,8 @@ def settle(
     and the round ends there, or sooner when all have arrived. Of an over-selected cohort the first
     `wanted` replies count. A device that fails is waited for as if it would still come.
 
-    `base` are the seconds in which each device downloads the base before it begins. A deadline counts from then on: else
-    a slow link would keep a device out for good.
+    `base` are the seconds in which each device downloads the base before it begins. A deadline counts from then on:
+    else a slow link would keep a device out for good.
 
     >>> settle([23.0, 26.4, 10.0], [False] * 3, deadline=26.5, wanted=3)
     Verdict(outcomes=('arrived', 'arrived', 'arrived'), round_seconds=26.4)
