@@ -182,7 +182,7 @@ def simulate(
     With `keep_diverged` a run that diverges is finished with the rounds before, and says so.
     """
     from fedpmt.simulation.assemble import assemble
-    from fedpmt.simulation.coverage import warn_of_untrained_layers
+    from fedpmt.simulation.coverage import warn_before_training
     from fedpmt.simulation.room import check_room
 
     with assemble(settings, problem, method, folder) as federation:
@@ -191,7 +191,7 @@ def simulate(
             if on_start is not None:
                 on_start()
             if journal.stopped is None:
-                warn_of_untrained_layers(federation, journal.progress)
+                warn_before_training(federation, journal.progress)
             while journal.stopped is None:
                 try:
                     played = federation.play(journal.progress)
