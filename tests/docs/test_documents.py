@@ -13,6 +13,7 @@ import pytest
 from blocks import run_blocks
 
 import fedpmt
+import published  # noqa: F401 (before transformers, where torchvision lacks its operators)
 from fedpmt.methods.registry import METHODS, fields
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +96,9 @@ def test_each_symbol_of_the_paper_has_a_row() -> None:
     assert set(PAPER_SYMBOLS) <= listed
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/adding-a-method.md", "docs/own-model.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/adding-a-method.md", "docs/own-model.md", "docs/fine-tuning.md"]
+)
 def test_examples_run_and_print_what_is_shown(
     document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

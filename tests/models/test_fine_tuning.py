@@ -156,6 +156,16 @@ def test_the_adapter_in_use_is_trained_and_the_others_are_base() -> None:
     }
 
 
+def test_other_adapters_are_found_too() -> None:
+    peft = importlib.import_module("peft")
+    vectors = peft.IA3Config(target_modules=["c_attn"], feedforward_modules=[], fan_in_fan_out=True)
+    dora = adapted(gpt2(), "c_attn", fan_in_fan_out=True, use_dora=True)
+    for module, count in ((peft.get_peft_model(gpt2(), vectors), 1), (dora, 3)):
+        found = adapters_of(module)
+        assert [len(names) for names in found.values()] == [count, count]
+        assert list(found) == [f"{BLOCK}.0", f"{BLOCK}.1"]
+
+
 def test_a_copied_head_is_trained_and_its_original_is_base() -> None:
     model = layered(lora_bert(), example=words()["input_ids"])
     head = "base_model.model.classifier"
