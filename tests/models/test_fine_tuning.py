@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedpmt
+from fedpmt import api
 from fedpmt.models.layered import layered
 from fedpmt.pricing.price import Price
 from fedpmt.types import SettingError
@@ -133,9 +134,11 @@ def test_adapters_are_trained_and_sent_by_depth_and_the_base_comes_once(name: st
 
 def second_adapter() -> nn.Module:
     """Two adapters, of which the second is in use."""
-    peft, module = importlib.import_module("peft"), lora_bert()
+    peft: Any = importlib.import_module("peft")
+    module: Any = lora_bert()
     module.add_adapter("second", peft.LoraConfig(r=2, target_modules=["key"], modules_to_save=["classifier"]))
     module.set_adapter("second")
+    assert isinstance(module, nn.Module)
     return module
 
 
@@ -220,7 +223,7 @@ def perceptron(*frozen: int) -> nn.Sequential:
     linear = [nn.Linear(*pair) for pair in sizes]
     for place in frozen:
         linear[place].requires_grad_(False)
-    return nn.Sequential(*(module for one in linear for module in (one, nn.ReLU())))[:-1]
+    return nn.Sequential(*[module for one in linear for module in (one, nn.ReLU())][:-1])
 
 
 def points(count: int = 96) -> tuple[Tensor, Tensor]:
@@ -339,6 +342,32 @@ def test_a_resumed_run_knows_who_has_the_base(tmp_path: Path) -> None:
     assert sum(step.bytes_down for step in whole.rounds) == 6 * 2 * SENT + BASE * len(
         {one.device for step in whole.rounds for one in step.devices}
     )
+
+
+def test_a_prediction_counts_the_base_once_for_each_device(tmp_path: Path) -> None:
+    given = {
+        "fleet": fleet(tmp_path),
+        "full_seconds": 10,
+        "cohort": 6,
+        "samples": 16,
+        "batch": 4,
+        "rounds": 6,
+    }
+    run = tiny("fedavg", model=perceptron(0), **given)
+    request = api.make_request(
+        "fedavg", {**given, "lr": 0.2}, model=perceptron(0), train=points(), test=points()
+    )
+    predicted = api.predict(request, tmp_path)
+    assert predicted["base_bytes"] == BASE
+    assert predicted["bytes_down"] == run.result.bytes_down == 6 * (6 * SENT + BASE)
+    assert predicted["virtual_seconds"] == pytest.approx(run.result.virtual_seconds)
+
+
+def test_a_model_of_which_all_but_one_layer_is_frozen_is_said_to_be_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fedpmt.cost(perceptron(0, 1, 2), points()[0][:2])
+    assert "all of Sequential but '6' is frozen" in caplog.text
 
 
 def test_prices_and_plans_say_what_is_sent_once(tmp_path: Path) -> None:
