@@ -622,7 +622,7 @@ def own_problem(
             dataset = dataclasses.replace(dataset, classes=None)  # whole numbers are values
         data = federate_dataset(dataset, **spread)
     example = placed(data.test.take(np.arange(2) % len(data.test))).inputs
-    problem = Problem(find_layers(model, example, settings.layers), data, objective)
+    problem = Problem(find_layers(model, example, settings), data, objective)
     try_out(problem, settings)
     return problem
 

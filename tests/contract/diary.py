@@ -88,7 +88,7 @@ class DiaryWork(LocalWork[Diary]):
         answers = {DRIFT: {DRIFT: (self.classes,)}}
         return replace(part.extra, task_bytes=size, answers=answers, kept_bytes=size)
 
-    def predict(self, site: Site, shared: Tensors, own: Diary | None, inputs: Arrays) -> Tensor:
+    def predict(self, site: Site, shared: Tensors, own: Diary | None, inputs: Arrays) -> Any:
         assert own is not None
         model = site.models[GLOBAL]
         model.set_training([False] * len(model.structure.layers))

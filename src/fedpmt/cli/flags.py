@@ -21,6 +21,7 @@ GROUPS = {
         "task",
         "model",
         "layers",
+        "tied",
         "data",
         "data_dir",
         "objective",
