@@ -149,6 +149,13 @@ def warn_of_one_layer(model: LayeredModel) -> None:
     """Log a warning where a model has one layer only, so that no depth but the whole model is left."""
     if len(model.structure.layers) > 1:
         return
+    if model.layout.base:
+        _log.warning(
+            "model: all of %s but '%s' is frozen, so FedPMT can freeze no more and trains as FedAvg does",
+            type(model.module).__name__,
+            model.structure.layers[0].name,
+        )
+        return
     names = _candidates(model.module)
     advice = (
         f'name its layers in the order of the forward pass, e.g. layers="{",".join(names)}"'

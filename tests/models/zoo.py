@@ -82,10 +82,10 @@ SMALL = {
 VISION = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
 
 
-def lora_bert() -> nn.Module:
+def lora_bert(**options: Any) -> nn.Module:
     """BERT with adapters by peft: the base is frozen, adapters and classifier are trained."""
     peft = importlib.import_module("peft")
-    base = hugging_face("BertForSequenceClassification", "BertConfig", **SMALL)
+    base = hugging_face("BertForSequenceClassification", "BertConfig", **{**SMALL, **options})
     config = peft.LoraConfig(r=2, target_modules=["query", "value"], modules_to_save=["classifier"])
     made: nn.Module = peft.get_peft_model(base, config)
     return made

@@ -20,6 +20,7 @@ from fedpmt.records import write_atomically
 from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.checkpoint import DeviceStore
 from fedpmt.simulation.cohort import choose
+from fedpmt.simulation.runner import weights_sha256
 from fedpmt.training.privacy import NOISE
 from fedpmt.types import SettingError
 
@@ -49,8 +50,11 @@ class Worker:
     def describe(self, records: RecordDict, context: Context) -> dict[str, Any]:
         """Say which device this node is and what it holds; samples of each class only where that is asked."""
         settings, deployment = read_config(context.run_config)
-        data, device = self._problem(node_settings(settings, context.node_config)).data, device_id(context)
+        problem, device = self._problem(node_settings(settings, context.node_config)), device_id(context)
+        data, base = problem.data, base_digest(problem)
         found: dict[str, Any] = {"device": device, "samples": data.samples(device)}
+        if base is not None:
+            found["base"] = base
         counts = data.label_counts(device) if records.config_records[NODE]["labels"] else None
         if counts is not None:
             found["labels"] = [int(count) for count in counts]
@@ -89,6 +93,12 @@ class Worker:
         if key not in self._problems:
             self._problems[key] = self._make(settings)
         return self._problems[key]
+
+
+def base_digest(problem: Problem) -> str | None:
+    """One number for all bits of the model's frozen weights, which don't travel; None where it has none."""
+    base = problem.model.base()
+    return weights_sha256(base) if base else None
 
 
 def local_round(federation: Federation, order: Order, node_config: Mapping[str, Any]) -> Reply:

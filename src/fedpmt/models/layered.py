@@ -23,7 +23,7 @@ from fedpmt.models.finding import (
     is_inside,
     may_hold_blocks,
 )
-from fedpmt.models.layout import Layout, TiedOwner, arrange
+from fedpmt.models.layout import Layout, TiedOwner, arrange, is_counter
 from fedpmt.models.tracing import trace
 from fedpmt.models.trees import tensors_in
 from fedpmt.types import Arrays, SettingError, Tensors
@@ -101,7 +101,11 @@ class LayeredModel:
 
     def counters(self) -> dict[str, Tensor]:
         """Copies of integer buffers, such as BatchNorm's count of batches: every local round begins with these."""
-        return {name: one.clone() for name, one in self.fixed().items() if not one.is_floating_point()}
+        return {name: self._own[name].clone() for name in self.structure.fixed if is_counter(self._own[name])}
+
+    def base(self) -> dict[str, Tensor]:
+        """What every device must hold, bit by bit, before its first round: the fixed tensors without counters."""
+        return {name: one for name, one in self.fixed().items() if not is_counter(self._own[name])}
 
     def state_dict(self, tensors: Tensors) -> dict[str, Tensor]:
         """All of the module's state with these weights, under every name: what loads strictly into the module."""

@@ -141,7 +141,7 @@ def _hold(
 
     The data itself does not count: a device has it anyway.
     """
-    known = [*local.values(), *tensors_in(data)]
+    known = [*local.values(), *model.base().values(), *tensors_in(data)]
     before, hidden_bytes = None, 0
     if cached and cut is not None:
         with Footprint(known) as running:

@@ -371,9 +371,12 @@ def _count(examples: Examples | None) -> int:
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     """One number for all bits of a model."""
+    import torch
+
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.numpy().tobytes())
+        # As bytes, since NumPy has no bfloat16.
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
