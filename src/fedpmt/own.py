@@ -23,6 +23,7 @@ from fedpmt.training.batches import placed
 from fedpmt.types import Arrays, SettingError
 
 if TYPE_CHECKING:
+    from fedpmt.models.axes.declared import Declared
     from fedpmt.models.layered import LayeredModel
     from fedpmt.settings import Settings
 
@@ -105,11 +106,15 @@ def write_layers(layers: Sequence[str | Sequence[str]] | str | None) -> str:
     return ",".join(name if isinstance(name, str) else "+".join(name) for name in parsed)
 
 
-def find_layers(module: nn.Module, example: Arrays, settings: Settings) -> LayeredModel:
+def find_layers(
+    module: nn.Module, example: Arrays, settings: Settings, axes: Declared | None = None
+) -> LayeredModel:
     """Find a module's layers, and refuse inputs that it cannot run; neither it nor torch's generator changes."""
     try:
         with torch.random.fork_rng(devices=[]):
-            model = layered(module, layers=parse_layers(settings.layers), example=example, tied=settings.tied)
+            model = layered(
+                module, layers=parse_layers(settings.layers), example=example, axes=axes, tied=settings.tied
+            )
             trial = model.clone()
             trial.set_training([False] * len(model.structure.layers))
             with torch.no_grad():
