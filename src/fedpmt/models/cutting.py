@@ -174,10 +174,14 @@ def capture(module: nn.Module, cut: Cut, samples: int, run: Callable[[], Any]) -
 
 
 def replay(
-    module: nn.Module, cut: Cut, kept: Mapping[str, Tensor], samples: int, run: Callable[[], Any]
+    module: nn.Module,
+    cut: Cut,
+    kept: Mapping[str, Tensor],
+    samples: int,
+    device: torch.device,
+    run: Callable[[], Any],
 ) -> Any:
-    """Run the module with everything before the cut answered from memory."""
-    device = next(iter(kept.values())).device if kept else torch.device("cpu")
+    """Run the module, which is on a device, with everything before the cut answered from memory."""
     position = 0
 
     def answer(call: UnitCall, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:

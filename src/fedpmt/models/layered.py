@@ -85,6 +85,11 @@ class LayeredModel:
         return LayeredModel(moved, self.layout, self._whole_chain, self._cuts)
 
     @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return next(iter(self._own.values())).device
+
+    @property
     def composable(self) -> bool:
         """Whether it is a chain of its layers, each of which runs its modules one after another."""
         return self.chain is not None
@@ -160,7 +165,9 @@ class LayeredModel:
             return self.run(cut, len(self.structure.layers), tensors, entry)
         inputs, found = entry[INPUTS], self._checked(cut)
         self._bind(tensors)
-        return replay(self.module, found, entry[KEPT], _count(inputs), lambda: _call(self.module, inputs))
+        return replay(
+            self.module, found, entry[KEPT], _count(inputs), self.device, lambda: _call(self.module, inputs)
+        )
 
     def run(self, first: int, last: int, tensors: Tensors, inputs: Arrays) -> Tensor:
         """Run layers `first` to `last - 1` (counted from 0) of a model that is a chain of its layers."""
@@ -211,8 +218,7 @@ class LayeredModel:
 
     def _agrees(self, cuts: Cuts, layer: int, cut: Cut) -> bool:
         cuts.found[layer] = cut
-        device = next(iter(self._own.values())).device
-        example = _on(cuts.example, device)
+        example = _on(cuts.example, self.device)
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), self._evaluating():
                 kept = self.prefix(layer, {}, _rows(example, [0, 1, 0]))

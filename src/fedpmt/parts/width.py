@@ -85,7 +85,7 @@ def channel_norms(structure: Structure, tensors: Mapping[str, Tensor], group: Gr
     for name in structure.parameters:
         first, *others = axes.tensors[name]
         if others and first.group == group.name and first.repeat == 1:
-            total += tensors[name].detach().abs().flatten(1).sum(dim=1).double().cpu().numpy()
+            total += tensors[name].detach().abs().flatten(1).sum(dim=1).cpu().double().numpy()
     return total
 
 
