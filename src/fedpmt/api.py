@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
     from fedpmt.methods.base import Method
     from fedpmt.simulation.problem import Problem
-    from fedpmt.training.objective import Loss, Metric, Objective
+    from fedpmt.training.objective import Loss, Objective
+    from fedpmt.training.ready_made import Metrics, Score
 
 OWN_DATA, OWN_TASK = "arrays", "own"
 CUSTOM = "custom"
@@ -74,8 +75,9 @@ def run(
     test: tuple[Arrays, Arrays] | None = None,
     layers: Layers | None = None,
     loss: Loss | None = None,
-    metric: Metric | None = None,
-    maximize: bool = True,
+    metric: Score | None = None,
+    metrics: Metrics | None = None,
+    maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
@@ -93,9 +95,14 @@ def run(
             Without them `data=` names a data set, or a function that returns both as `(train, test)`.
         test: The same for the test set.
         layers: The module's layers in the order of the forward pass, where they are not plain to see.
-        loss: `loss(outputs, targets)`, a mean over the batch; default: cross-entropy.
-        metric: `metric(outputs, targets)`, a score per sample, or {"mse": function} to name it; default: accuracy.
-        maximize: Whether a higher score is better, e.g. for `target`.
+        loss: `loss(outputs, targets)`, a mean over the batch, of what the model gave; default: that of the `objective`
+            (classification, causal-lm, multi-label or regression), which finds the logits in a `ModelOutput`, dict,
+            dataclass or tuple, and leaves out labels of -100.
+        metric: The score: `metric(outputs, targets)`, a value for each sample or token, or (values, weights); an object
+            with `update` and `compute`, as in torchmetrics; a name, e.g. "macro-f1"; or {"mse": any of these}.
+            Default: that of the objective.
+        metrics: More of them by name, recorded as `scores`; or a list of names.
+        maximize: Whether a higher score is better, e.g. for `target`; default: yes, but for names like "mse".
         out: The folder of the records; default: a new temporary folder.
         resume: Whether to continue the run in that folder.
         on_round: Called with the record of each round.
@@ -123,6 +130,7 @@ def run(
         layers=layers,
         loss=loss,
         metric=metric,
+        metrics=metrics,
         maximize=maximize,
     )
     folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-")) / "run"
@@ -138,8 +146,9 @@ def compare(
     test: tuple[Arrays, Arrays] | None = None,
     layers: Layers | None = None,
     loss: Loss | None = None,
-    metric: Metric | None = None,
-    maximize: bool = True,
+    metric: Score | None = None,
+    metrics: Metrics | None = None,
+    maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     on_round: OnRound | None = None,
@@ -173,6 +182,7 @@ def compare(
         layers=layers,
         loss=loss,
         metric=metric,
+        metrics=metrics,
         maximize=maximize,
     )
     runs = []
@@ -210,15 +220,21 @@ def make_request(
     test: tuple[Arrays, Arrays] | None = None,
     layers: Layers | None = None,
     loss: Loss | None = None,
-    metric: Metric | None = None,
-    maximize: bool = True,
+    metric: Score | None = None,
+    metrics: Metrics | None = None,
+    maximize: bool | None = None,
 ) -> Request:
     """Resolve and check everything that can be known before torch or data is loaded, then look at a user's model."""
     given, model = with_model(settings, model, layers)
     given = given if model is None and train is None else _with_data(given, model, train, test)
-    if model is None and (metric is not None or not maximize):
-        raise SettingError("metric and maximize need a model of your own: a paper task is scored by accuracy")
     given, optimizer, rate = own_training(given)
+    given["objective"] = _objective_of(given.get("objective"), loss)
+    scored = (metric, metrics, maximize) != (None, None, None) or given["objective"] != "classification"
+    if model is None and scored:
+        raise SettingError(
+            "loss, metric, metrics, maximize and objective need a model of your own: "
+            "a paper task is scored by accuracy"
+        )
     if not isinstance(method, str):
         method = method if given.get("budget") is None else _under_budget(method)
         given = {**given, **_settings_of_value(method, given)}
@@ -236,18 +252,19 @@ def make_request(
 
         return Request(resolved, chosen, paper)
     from fedpmt import own
-    from fedpmt.training.objective import make_objective
+    from fedpmt.training.ready_made import make_objective
 
-    objective = make_objective(loss, metric, maximize=maximize)
+    objective = make_objective(loss, metric, maximize=maximize, metrics=metrics, objective=resolved.objective)
     check(resolved, method=chosen, score_name=objective.score_name)
     if train is None and is_function(resolved.data):
         train, test = own.load_arrays(resolved.data)
     # Weights that a function draws are the seed's; runs that differ in nothing else belong together.
     first = own.load_module(model, 0) if isinstance(model, str) else model
     digest = resolved.digest + own.fingerprint(first, *(train or ()), *(test or ()))
-    if objective.score_name != ACCURACY:
-        # A resumed run goes on with the same score.
-        digest += f" {objective.score_name} {'max' if maximize else 'min'}"
+    if objective.score_name != ACCURACY or objective.metrics:
+        # A resumed run goes on with the same scores.
+        names = " ".join((objective.score_name, *objective.metrics))
+        digest += f" {names} {'max' if objective.maximize else 'min'}"
     resolved = resolved.model_copy(update={"digest": digest})
 
     def problem() -> Problem:
@@ -320,6 +337,13 @@ def own_training(
     if found is not None and not isinstance(found, Optimizer):
         found = Custom(found)
     return given, found, None if rate is None or isinstance(rate, str) else rate
+
+
+def _objective_of(named: str | None, loss: Loss | None) -> str:
+    """What the settings call the objective: a loss alone is the user's own."""
+    if named == CUSTOM and loss is None:
+        raise SettingError(f"objective = '{CUSTOM}' stands for a loss, which only Python can give")
+    return named or ("classification" if loss is None else CUSTOM)
 
 
 def _settings_of_value(method: Method[Any, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -593,9 +617,12 @@ def own_problem(
     if train is None or test is None:
         data = federate(settings.data, **spread)
     else:
-        data = federate_dataset(from_arrays(train, test), **spread)
+        dataset = from_arrays(train, test)
+        if settings.objective == "regression":
+            dataset = dataclasses.replace(dataset, classes=None)  # whole numbers are values
+        data = federate_dataset(dataset, **spread)
     example = placed(data.test.take(np.arange(2) % len(data.test))).inputs
-    problem = Problem(find_layers(model, example, settings.layers), data, objective)
+    problem = Problem(find_layers(model, example, settings), data, objective)
     try_out(problem, settings)
     return problem
 

@@ -24,6 +24,7 @@ from fedpmt.types import Arrays, SettingError
 
 if TYPE_CHECKING:
     from fedpmt.models.layered import LayeredModel
+    from fedpmt.settings import Settings
 
 _log = logging.getLogger("fedpmt")
 
@@ -104,11 +105,11 @@ def write_layers(layers: Sequence[str | Sequence[str]] | str | None) -> str:
     return ",".join(name if isinstance(name, str) else "+".join(name) for name in parsed)
 
 
-def find_layers(module: nn.Module, example: Arrays, layers: str) -> LayeredModel:
+def find_layers(module: nn.Module, example: Arrays, settings: Settings) -> LayeredModel:
     """Find a module's layers, and refuse inputs that it cannot run; neither it nor torch's generator changes."""
     try:
         with torch.random.fork_rng(devices=[]):
-            model: LayeredModel = layered(module, layers=parse_layers(layers), example=example)
+            model = layered(module, layers=parse_layers(settings.layers), example=example, tied=settings.tied)
             trial = model.clone()
             trial.set_training([False] * len(model.structure.layers))
             with torch.no_grad():
@@ -128,7 +129,7 @@ def _shapes(example: Arrays) -> str:
     return ", ".join(f"{name}: {' x '.join(map(str, array.shape[1:])) or 'numbers'}" for name, array in named)
 
 
-def example_problem(module: nn.Module, example: Arrays, layers: str, samples: int) -> Problem:
+def example_problem(module: nn.Module, example: Arrays, settings: Settings, samples: int) -> Problem:
     """A model on copies of an example, for what does not depend on what is learned: prices and times."""
     length = len(next(iter(example.values())) if isinstance(example, Mapping) else example)
     pair = example, np.zeros(length, dtype=np.int64)
@@ -141,7 +142,7 @@ def example_problem(module: nn.Module, example: Arrays, layers: str, samples: in
         devices=1,
         samples=len(many),
     )
-    return Problem(find_layers(module, placed(few).inputs, layers), data)
+    return Problem(find_layers(module, placed(few).inputs, settings), data)
 
 
 def warn_of_one_layer(model: LayeredModel) -> None:

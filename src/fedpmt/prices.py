@@ -189,7 +189,7 @@ def _priced(
         problem = own_problem(one, module, *own.load_arrays(resolved.data), CLASSIFICATION)
     else:
         inputs = own.load_example(resolved.data) if example is None else example
-        problem = own.example_problem(module, inputs, resolved.layers, resolved.samples if filled else 2)
+        problem = own.example_problem(module, inputs, resolved, resolved.samples if filled else 2)
     own.warn_of_one_layer(problem.model)
     name = resolved.model or type(module).__name__
     return name, resolved, dataclasses.replace(problem, optimizer=optimizer, rate=rate)

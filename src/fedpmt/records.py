@@ -154,11 +154,12 @@ class RoundRecord(Scored):
     score: Score = None  # None where the round was not evaluated
     score_name: str = ACCURACY
     maximize: bool = True  # whether a higher score is better
+    scores: dict[str, float] = {}  # the user's other metrics on the test set, by name
     loss: float | None = None
     score_by_level: ScoreByLevel = None  # classes weighted as that level's devices hold them
     score_by_class: ScoreByClass = None
     evaluates: Evaluated = "global"  # what the score is of
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = {}  # of training, e.g. its mean loss
 
 
 class ResultRecord(Scored):
@@ -171,6 +172,7 @@ class ResultRecord(Scored):
     score: Score = None
     score_name: str = ACCURACY
     maximize: bool = True  # whether a higher score is better
+    scores: dict[str, float] = {}  # the user's other metrics at the last evaluation, by name
     loss: float | None = None
     virtual_seconds: float
     bytes_up: int

@@ -64,6 +64,10 @@ class Settings(BaseModel):
         description="its layers in the order of the forward pass, as a,b,c; modules of one layer as a+b. "
         "Default: found by running two samples",
     )
+    tied: Literal["first", "last"] = Field(
+        "last",
+        description="the layer to which a weight belongs that several of them use, such as an embedding",
+    )
     data: str = Field(
         "",
         description=f"the data set: {', '.join(spellings())}; with a net of your own also package.module:function, "
@@ -72,6 +76,11 @@ class Settings(BaseModel):
     )
     data_dir: Path | None = Field(
         None, description="folder of the data files; else FEDPMT_DATA, else the user cache"
+    )
+    objective: Literal["classification", "causal-lm", "multi-label", "regression", "custom"] = Field(
+        "classification",
+        description="what your own model learns: classification (of samples, tokens or pixels), causal-lm, multi-label "
+        "or regression; from Python also a loss of your own",
     )
     partition: str = Field("iid", description="iid, classes:N, dirichlet:ALPHA or iid:replace")
     partition_seed: int = Field(
@@ -333,8 +342,10 @@ class RunSettings(TypedDict, total=False):
     """The settings as keywords of `fedpmt.run`, for editors and type checkers; a test holds them to `Settings`."""
 
     task: str
+    tied: Literal["first", "last"]
     data: str
     data_dir: str | Path | None
+    objective: Literal["classification", "causal-lm", "multi-label", "regression"]
     partition: str
     partition_seed: int
     public: str

@@ -19,6 +19,9 @@ Payload: TypeAlias = "Mapping[str, Tensors]"
 
 MODEL = "model"
 
+IGNORED = -100
+"""The label of a sample, token or pixel that counts neither in a loss nor in a score."""
+
 Scalar: TypeAlias = float | int | str | bool
 
 Arrays: TypeAlias = Any

@@ -31,6 +31,7 @@ def pair(count: int, seed: int = 0, low: int = 0) -> tuple[Any, Any]:
     ("changes", "message"),
     [
         ({"train": pair(100, low=1)}, "labels run from 1 to 3"),
+        ({"train": pair(100, low=-1)}, "labels run from -1 to 1"),
         (
             {
                 "train": (pair(100)[0], np.ones(100, np.float32)),
@@ -42,7 +43,10 @@ def pair(count: int, seed: int = 0, low: int = 0) -> tuple[Any, Any]:
         ({"model": nn.Sequential(nn.Linear(9, 3))}, "model: evaluating two samples fails"),
         ({"model": nn.Sequential(nn.LazyLinear(3))}, "has no shape yet"),
         ({"model": net(nn.BatchNorm1d(6))}, "training on a batch of 1 fails"),
-        ({"loss": lambda outputs, targets: outputs.sum(1)}, "one number"),
+        (
+            {"loss": lambda outputs, targets: outputs.sum(1)},
+            r"loss must give the mean over a batch as a tensor of shape \(\)",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fedpmt.cli import show
 from fedpmt.records import ResultRecord, RoundRecord, RunRecord, read_run
 from fedpmt.report import default_targets, summary, tidy, time_to_target
 from fedpmt.report.page import page
-from fedpmt.training.objective import make_objective
+from fedpmt.training.ready_made import make_objective
 from fedpmt.types import DivergedError, SettingError
 
 if TYPE_CHECKING:
@@ -176,9 +176,18 @@ def test_names_of_metrics() -> None:
     [
         ({"metric": {}}, r"metric must have exactly one entry \(got 0\)"),
         ({"metric": {"a": squared, "b": squared}}, r"metric must have exactly one entry \(got 2\)"),
-        ({"metric": {"a": 3}}, "metric must be a function, or a mapping from its name to the function"),
-        ({"metric": {" ": squared}}, "metric must be a function, or a mapping"),
-        ({"metric": None, "maximize": False}, "maximize must be true for an accuracy"),
+        ({"metric": {"a": 3}}, "metric must be a function, an object with update and compute, or a mapping"),
+        ({"metric": {" ": squared}}, "metric must have a name that is not empty"),
+        ({"metrics": {"mse": squared}}, r"metrics must not repeat the score \('mse'\)"),
+        ({"metrics": ["mape"], "objective": "regression"}, "metric = 'mape' is unknown; did you mean 'mae'"),
+        ({"metrics": [squared]}, "metrics must be a mapping from names to metrics, or a list of names"),
+        ({"metrics": {"mean": lambda outputs, wanted: squared(outputs, wanted).mean()}}, "not their mean"),
+        (
+            {"metrics": {"crossed": lambda outputs, wanted: outputs - wanted[:, 0]}},
+            "5 x 5 values for 5 samples",
+        ),
+        ({"metric": None, "maximize": True, "objective": "regression"}, "maximize must be false for mse"),
+        ({"metric": None, "maximize": False}, "maximize must be true for accuracy"),
         (
             {"metric": {"accuracy": squared}, "maximize": True, "target": 2.0},
             r"target must be > 0 and <= 1 .*got 2",
@@ -193,8 +202,13 @@ def test_what_cannot_be_a_score_is_refused(changes: dict[str, Any], says: str, t
 
 
 def test_a_paper_task_takes_no_metric() -> None:
-    for given in ({"metric": squared}, {"maximize": False}):
-        with pytest.raises(SettingError, match="metric and maximize need a model of your own"):
+    for given in (
+        {"metric": squared},
+        {"maximize": False},
+        {"metrics": ["macro-f1"]},
+        {"objective": "causal-lm"},
+    ):
+        with pytest.raises(SettingError, match="objective need a model of your own"):
             fedpmt.run("fedavg", rounds=1, **given)
 
 

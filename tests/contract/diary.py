@@ -21,7 +21,7 @@ from fedpmt.parts.part import GLOBAL
 from fedpmt.training.local import LocalWork, Outcome, Rng, Run, Site
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.training.server import REPLACE
-from fedpmt.types import MODEL, Examples, Tensors
+from fedpmt.types import MODEL, Arrays, Examples, Tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,11 +88,11 @@ class DiaryWork(LocalWork[Diary]):
         answers = {DRIFT: {DRIFT: (self.classes,)}}
         return replace(part.extra, task_bytes=size, answers=answers, kept_bytes=size)
 
-    def evaluate(self, site: Site, shared: Tensors, own: Diary | None, data: Examples) -> Tensor:
+    def predict(self, site: Site, shared: Tensors, own: Diary | None, inputs: Arrays) -> Any:
         assert own is not None
         model = site.models[GLOBAL]
         model.set_training([False] * len(model.structure.layers))
-        return site.objective.score(model.forward(shared, data.inputs) + own.bias, data.targets)
+        return model.forward(shared, inputs) + own.bias
 
 
 class DiaryFold(Fold[Shared]):

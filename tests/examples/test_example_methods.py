@@ -203,7 +203,7 @@ def rest(method: Method[Any, Any], rate: float) -> float:
     model = layered(nn.Sequential(nn.Linear(1, 1, bias=False)))
     bench = Bench(FedAvg(), model)
     state = method.init(_setup(bench))
-    objective = Objective(lambda y, c: ((y[:, 0] - c) ** 2 / 2).mean(), lambda y, c: y[:, 0])
+    objective = Objective(lambda y, c: ((y[:, 0] - c) ** 2 / 2).mean())
     site = Site({GLOBAL: model}, objective, LocalSettings(1, 1, rate))
     data = [
         Examples(torch.ones(count, 1), torch.full((count,), target), np.arange(count))

@@ -16,7 +16,7 @@ from fedpmt.methods.feddf import WIDEST, Distillation, FedDF, Student, teachers
 from fedpmt.parts.depth import full
 from fedpmt.parts.width import narrow_start, thinned
 from fedpmt.training.distillation import answers, divergence
-from fedpmt.training.loop import train_on_server
+from fedpmt.training.loop import evaluate_model, train_on_server
 from fedpmt.training.messages import UPDATE
 from fedpmt.types import MODEL, Examples, SettingError
 from support import flat_cost
@@ -209,11 +209,11 @@ def test_teachers_answer_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many students and steps there are: one pass of each received model over the samples that are used."""
     asked: list[int] = []
 
-    def counted(model: Any, tensors: Any, examples: Examples, cut: int = 0) -> Any:
-        asked.append(len(examples))
-        return answers(model, tensors, examples, cut)
+    def counted(model: Any, tensors: Any, inputs: Any) -> Any:
+        asked.append(len(inputs))
+        return evaluate_model(model, tensors, inputs)
 
-    monkeypatch.setattr("fedpmt.methods.feddf.answers", counted)
+    monkeypatch.setattr("fedpmt.training.loop.evaluate_model", counted)
     bench = Bench(FedDF(steps=9, every=100))
     step = bench.aggregate(mixed(bench))
     assert asked.count(12) == 4

@@ -15,6 +15,7 @@ from fedpmt.models.trees import tensors_in
 from fedpmt.parts.depth import suffix
 from fedpmt.pricing.price import Price
 from fedpmt.types import Examples
+from models.page import PAGE, fill
 from models.zoo import ZOO
 
 if TYPE_CHECKING:
@@ -111,3 +112,8 @@ def check_cuts(model: LayeredModel, inputs: Any) -> None:
 
 def is_tied(model: LayeredModel, name: str) -> bool:
     return len(model.layout.aliases[name]) > 1
+
+
+def test_the_page_shows_what_is_found() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert fill(text) == text, "run python tests/models/page.py"

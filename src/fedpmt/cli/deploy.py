@@ -61,7 +61,7 @@ SecAggRange = Annotated[
 ]
 
 
-@with_settings(without=("model", "layers"))
+@with_settings(without=("model", "layers", "tied"))
 def deploy(
     given: dict[str, Any],
     out: Out = Path("deployment"),

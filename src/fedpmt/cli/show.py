@@ -134,10 +134,13 @@ def named_score(record: RoundRecord | ResultRecord) -> str:
 
 def result_fields(result: ResultRecord) -> dict[str, Any]:
     """What a run ended with, its score under its own name."""
-    values = {**result.model_dump(mode="json"), "score": score(result)}
-    title = score_title(result.score_name)
-    hidden = ("score_name", "maximize")
-    return {title if key == "score" else key: value for key, value in values.items() if key not in hidden}
+    values = result.model_dump(mode="json", exclude={"score_name", "maximize", "scores"})
+    scored = {score_title(result.score_name): score(result)}
+    scored |= {score_title(name): f"{value:.4g}" for name, value in result.scores.items()}
+    fields: dict[str, Any] = {}
+    for key, value in values.items():
+        fields |= scored if key == "score" else {key: value}
+    return fields
 
 
 def as_rows(values: dict[str, Any]) -> list[list[str]]:

@@ -16,7 +16,7 @@ class FederatedData(ABC):
     """Data spread over a fleet. Only `shard` and `label_counts` cost something, and only for their device."""
 
     name: str
-    classes: int | None  # None: regression
+    classes: int | None  # None: targets are not one class per sample
     devices: int  # |K|
     test: Examples
     public: Examples | None = None  # unlabelled, no device's own; every target is NO_LABEL
@@ -56,4 +56,4 @@ def count_labels(targets: object, classes: int | None) -> np.ndarray | None:
 
     if classes is None or not isinstance(targets, np.ndarray) or targets.ndim != 1:
         return None
-    return np.bincount(targets, minlength=classes)
+    return np.bincount(targets[targets >= 0], minlength=classes)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedpmt.data.folders import data_folder
 from fedpmt.data.registry import DATASETS, with_samples
-from fedpmt.types import Examples, SettingError
+from fedpmt.types import IGNORED, Examples, SettingError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ class LoadedDataset:
     name: str
     train: Examples
     test: Examples
-    classes: int | None  # None: regression
+    classes: int | None  # None: targets are not one class per sample
 
 
 def load(name: str, data_dir: Path | None, *, like: str | None = None) -> LoadedDataset:
@@ -54,7 +54,8 @@ def from_arrays(
     """A user's own inputs and targets, as NumPy arrays, torch tensors or dicts of them.
 
     Floats become float32, bytes and booleans too (as they are, not scaled); other whole numbers become
-    int64. Whole-number targets are classes 0, 1, ...; float targets mean regression.
+    int64. One whole number of 0 or more per sample is a class, and -100 a sample whose label does not count; all other
+    targets have no classes.
 
     >>> data = from_arrays((np.eye(3), [0, 1, 2]), (np.eye(3)[:1], [0]))
     >>> data.classes, data.train.inputs.dtype.name, len(data.test)
@@ -128,9 +129,9 @@ def _show(signature: dict[str, str]) -> str:
 
 
 def _classes(train: Examples, test: Examples) -> int | None:
-    if isinstance(train.targets, Mapping) or train.targets.dtype.kind == "f":
+    if isinstance(train.targets, Mapping) or train.targets.dtype.kind == "f" or train.targets.ndim != 1:
         return None
-    lowest = min(int(part.targets.min()) for part in (train, test))
-    if lowest < 0:
-        raise SettingError(f"targets must be classes 0, 1, ...; found {lowest}")
-    return 1 + max(int(part.targets.max()) for part in (train, test))
+    labels = np.concatenate([train.targets, test.targets])
+    labels = labels[labels != IGNORED]
+    # Where they are to be classes, the objective refuses them.
+    return None if not labels.size or labels.min() < 0 else 1 + int(labels.max())

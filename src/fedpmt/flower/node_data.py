@@ -11,7 +11,7 @@ from fedpmt.data.datasets import from_arrays
 from fedpmt.models.layered import layered
 from fedpmt.simulation.problem import Problem
 from fedpmt.training.batches import placed
-from fedpmt.training.objective import make_objective
+from fedpmt.training.ready_made import make_objective
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from fedpmt.flower.roster import Roster
     from fedpmt.settings import Settings
-    from fedpmt.training.objective import Loss, Metric
+    from fedpmt.training.objective import Loss
     from fedpmt.training.optimizers import Optimizer
+    from fedpmt.training.ready_made import Metrics, Score
     from fedpmt.types import Arrays, Examples
 
 
@@ -34,8 +35,9 @@ def node_problem(
     shard: Callable[[int], tuple[Arrays, Arrays]],
     layers: Sequence[str] | None = None,
     loss: Loss | None = None,
-    metric: Metric | None = None,
-    maximize: bool = True,
+    metric: Score | None = None,
+    metrics: Metrics | None = None,
+    maximize: bool | None = None,
     optimizer: Optimizer | None = None,
     rate: Callable[[int], float] | None = None,
 ) -> Problem:
@@ -47,8 +49,9 @@ def node_problem(
         test: Inputs and targets that the server tests on.
         shard: Loads the inputs and targets of a device; it is called on that device's node alone.
         layers: Names of the model's layers, where they are not plain to see.
-        loss: The mean loss of outputs and targets; cross-entropy where it is not given.
-        metric: A score for each sample, or {"mse": function} to name it; accuracy where it is not given.
+        loss: The mean loss of outputs and targets; that of the settings' objective where it is not given.
+        metric: The score, as in `fedpmt.run`; that of the objective where it is not given.
+        metrics: Other scores by name, as in `fedpmt.run`.
         maximize: Whether a higher score is better.
         optimizer: The optimizer on devices, in place of the settings', e.g. `Custom(make)` for one of torch's.
         rate: The learning rate of a round, in place of the settings'.
@@ -60,7 +63,7 @@ def node_problem(
 
     data = NodeData(tested.test, examples, settings.devices, tested.classes)
     example = placed(tested.test.take(np.arange(2) % len(tested.test))).inputs
-    objective = make_objective(loss, metric, maximize=maximize)
+    objective = make_objective(loss, metric, maximize=maximize, metrics=metrics, objective=settings.objective)
     net = layered(model, layers=layers, example=example)
     return Problem(net, data, objective, optimizer=optimizer, rate=rate)
 

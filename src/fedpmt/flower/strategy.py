@@ -150,7 +150,7 @@ class MethodStrategy(Strategy):
         record = self.journal.add(progress, self._collector.annotate(record))
         self._round = None
         shown = {"replies": sum(reply is not None for _, _, reply in judged), "asked": len(assignments)}
-        score = {} if record.score is None else {record.score_name: record.score}
+        score = {} if record.score is None else {record.score_name: record.score, **record.scores}
         return None, MetricRecord({**shown, **score})
 
     def _answer(self, one: Assignment, answers: dict[str, Message]) -> Message | None:

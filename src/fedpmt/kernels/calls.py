@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedpmt.kernels import library
 from fedpmt.kernels.layout import Net, own_buffers, read_back, rows_of, shapes_of
@@ -22,7 +21,7 @@ from fedpmt.parts.part import Mask, take, within
 from fedpmt.parts.width import corners
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from fedpmt.kernels.layout import Shape
     from fedpmt.kernels.rule import StepRule
@@ -60,9 +59,8 @@ def train(
     limit: int | None,
     cached: bool,
     rule: StepRule,
-    loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
 ) -> tuple[dict[str, Tensor], float, int] | None:
-    """Train one device for a whole local round.
+    """Train one device for a whole local round on the cross-entropy of its labels.
 
     Args:
         model: The model that the part is cut from.
@@ -74,14 +72,12 @@ def train(
         limit: Steps at most; None for all that the epochs have.
         cached: Whether the outputs of the frozen layers are computed once and kept.
         rule: What a step does.
-        loss: What is minimised; cross-entropy is the one that compiled code knows.
 
     Returns:
         What the part trains, as it goes back to the server, the mean loss over all steps, and their number; None where
-        compiled code does not know this model, part, data or loss.
+        compiled code does not know this model, part or data.
     """
-    known = loss is functional.cross_entropy
-    widths = _widths(model, part, received, data, rule) if known else None
+    widths = _widths(model, part, received, data, rule)
     if widths is None:
         return None
     shapes, rate, samples = widths[-1], rule.learning_rate, len(data)

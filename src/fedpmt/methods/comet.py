@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from fedpmt.models.structure import Structure
     from fedpmt.training.local import Job, Rng, Run, Site
-    from fedpmt.types import Examples, Tensors
+    from fedpmt.types import Arrays, Examples, Tensors
 
 CENTROIDS, ANSWERS = "centroids", "answers"
 ASKED, TOLD, COUNT = "asked", "told", "count"
@@ -95,6 +95,8 @@ class CoDistillation(LocalWork[Personal]):
         import torch
         from torch.nn import functional
 
+        from fedpmt.training.objective import logits_of
+
         loss = run.site.objective.loss(run.forward(run.tensors, batch.inputs), batch.targets)
         if "centroid" not in run.memo:
             return loss
@@ -103,7 +105,9 @@ class CoDistillation(LocalWork[Personal]):
         # Round and round through U_t, a batch at every step.
         chosen = order[(run.steps * size + np.arange(size)) % len(order)]
         outputs = run.forward(run.tensors, run.memo["public"].take(chosen).inputs)
-        apart: Tensor = functional.softmax(outputs, dim=1) - run.memo["centroid"][torch.from_numpy(chosen)]
+        apart: Tensor = (
+            functional.softmax(logits_of(outputs), dim=1) - run.memo["centroid"][torch.from_numpy(chosen)]
+        )
         return loss + self.pull * apart.square().sum(dim=1).mean()
 
     def reply(self, run: Run[Personal]) -> tuple[Outcome, Personal]:
@@ -114,10 +118,12 @@ class CoDistillation(LocalWork[Personal]):
         said = functional.softmax(answers(run.job.model, tensors, public), dim=1)
         return Outcome({ANSWERS: {ANSWERS: said}}), Personal(tensors)
 
-    def evaluate(self, site: Site, shared: Tensors, own: Personal | None, data: Examples) -> Tensor:
+    def predict(self, site: Site, shared: Tensors, own: Personal | None, inputs: Arrays) -> Any:
+        from fedpmt.training.loop import evaluate_model
+
         if own is None:
             raise ValueError("only a device that took part has a net")
-        return site.objective.score(answers(site.models[GLOBAL], own.tensors, data), data.targets)
+        return evaluate_model(site.models[GLOBAL], own.tensors, inputs)
 
 
 def drawn(public: Examples, count: int, seed: int) -> Examples:

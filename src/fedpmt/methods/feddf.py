@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
@@ -97,7 +98,10 @@ class Student(LocalWork[Moments]):
         return (1 + math.cos(math.pi * min(1.0, (self.begun + step) / self.total))) / 2
 
     def loss(self, run: Run[Moments], batch: Examples) -> Tensor:
-        return divergence(run.forward(run.tensors, batch.inputs), batch.targets, self.temperature)
+        from fedpmt.training.objective import logits_of
+
+        outputs = logits_of(run.forward(run.tensors, batch.inputs))
+        return divergence(outputs, batch.targets, self.temperature)
 
     def correct(self, run: Run[Moments], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         return clip(gradients, self.clip)
@@ -224,12 +228,17 @@ class FedDF(Method[Fusion, None]):
 
     def score(self, server: Server, tensors: Tensors) -> float | None:
         """The score on the validation data, negative where lower is better."""
+        import torch
+
+        from fedpmt.training.loop import evaluate_model
+        from fedpmt.training.objective import judge
+
         if server.validation is None:
             return None
-        outputs = answers(server.site.models[GLOBAL], tensors, server.validation)
-        objective = server.site.objective
-        mean = float(objective.score(outputs, server.validation.targets).mean())
-        return mean if objective.maximize else -mean
+        model, objective = server.site.models[GLOBAL], server.site.objective
+        with torch.no_grad():
+            found = judge(objective, partial(evaluate_model, model, tensors), server.validation).score
+        return found if objective.maximize else -found
 
     def predictor(self, state: Fusion) -> Predictor:
         return Predictor("global", GLOBAL, state.tensors)

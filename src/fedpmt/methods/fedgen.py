@@ -24,7 +24,6 @@ from fedpmt.parts.part import GLOBAL, WHOLE, Extra, Part, size
 from fedpmt.parts.width import first_channels, hidden_groups, kept_count, narrow, narrow_start
 from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.pricing.matching import rate_within
-from fedpmt.training.distillation import answers
 from fedpmt.training.local import Job, LocalWork, Outcome, Run
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.training.optimizers import Adam, Moments
@@ -169,8 +168,10 @@ class Regularised(LocalWork[Any]):
         import torch
         from torch.nn import functional
 
+        from fedpmt.training.objective import logits_of
+
         outputs = run.forward(run.tensors, batch.inputs)
-        loss = run.site.objective.loss(outputs, batch.targets)
+        loss, outputs = run.site.objective.loss(outputs, batch.targets), logits_of(outputs)
         generative, latent = (float(run.task.scalars[name]) for name in (GENERATIVE, LATENT))
         generator = run.task.tensors.get(GENERATOR)
         if generator is None or not (generative or latent):
@@ -183,13 +184,13 @@ class Regularised(LocalWork[Any]):
         if generative:
             labels = torch.from_numpy(drawn.integers(outputs.shape[1], size=count)).to(outputs.device)
             features = generate(generator, noise_of(drawn, count, noise, outputs.device), labels)
-            loss = loss + generative * functional.cross_entropy(
-                model.suffix(last, run.tensors, features), labels
-            )
+            said = logits_of(model.suffix(last, run.tensors, features))
+            loss = loss + generative * functional.cross_entropy(said, labels)
         if latent:
             features = generate(generator, noise_of(drawn, count, noise, outputs.device), batch.targets)
             with torch.no_grad():
-                target = functional.softmax(model.suffix(last, run.tensors, features), dim=1)
+                said = logits_of(model.suffix(last, run.tensors, features))
+                target = functional.softmax(said, dim=1)
             log_own = functional.log_softmax(outputs, dim=1)
             loss = loss + latent * functional.kl_div(log_own, target, reduction="batchmean")
         return loss
@@ -226,11 +227,12 @@ class OwnBody(Regularised):
         body = {name: tensor.detach() for name, tensor in run.tensors.items() if name not in head}
         return outcome, Body(body)
 
-    def evaluate(self, site: Site, shared: Tensors, own: Body | None, data: Examples) -> Tensor:
+    def predict(self, site: Site, shared: Tensors, own: Body | None, inputs: Arrays) -> Any:
+        from fedpmt.training.loop import evaluate_model
+
         if own is None:
             raise ValueError("only a device that took part has a body")
-        said = answers(site.models[GLOBAL], {**own.tensors, **shared}, data)
-        return site.objective.score(said, data.targets)
+        return evaluate_model(site.models[GLOBAL], {**own.tensors, **shared}, inputs)
 
 
 @dataclass(frozen=True)

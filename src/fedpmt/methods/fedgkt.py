@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -99,10 +99,13 @@ class EdgeTraining(LocalWork[Edge]):
         return run
 
     def loss(self, run: Run[Edge], batch: Examples) -> Tensor:
+        from fedpmt.training.objective import logits_of
+
         outputs = run.forward(run.tensors, batch.inputs)
         loss = run.site.objective.loss(outputs, batch.targets)
         if TEACHER in run.memo:
-            loss = loss + self.alpha * knowledge(outputs, run.memo[TEACHER](batch.ids), self.temperature)
+            teacher = run.memo[TEACHER](batch.ids)
+            loss = loss + self.alpha * knowledge(logits_of(outputs), teacher, self.temperature)
         return loss
 
     def reply(self, run: Run[Edge]) -> tuple[Outcome, Edge]:
@@ -120,12 +123,13 @@ class EdgeTraining(LocalWork[Edge]):
         moments = run.stepper.moments() if adam and run.stepper else Moments()
         return Outcome({TRANSFER: sent}), Edge(tensors, moments, data.ids)
 
-    def evaluate(self, site: Site, shared: Tensors, own: Edge | None, data: Examples) -> Tensor:
+    def predict(self, site: Site, shared: Tensors, own: Edge | None, inputs: Arrays) -> Any:
         if own is None:
             raise ValueError("only a device that took part has a net")
-        features = features_of(site.models[EDGE], own.tensors, data)
-        outputs = answers(site.models[GLOBAL], shared, Examples(features, data.targets, data.ids), STEM)
-        return site.objective.score(outputs, data.targets)
+        edge, whole = site.models[EDGE], site.models[GLOBAL]
+        for model in (edge, whole):
+            model.set_training([False] * len(model.structure.layers))
+        return whole.suffix(STEM, shared, edge.prefix(STEM, own.tensors, inputs))
 
 
 def features_of(model: LayeredModel, tensors: Tensors, data: Examples) -> Tensor:
@@ -156,10 +160,12 @@ class ServerHalf(LocalWork[Moments]):
         return run
 
     def loss(self, run: Run[Moments], batch: Examples) -> Tensor:
+        from fedpmt.training.objective import logits_of
+
         outputs = run.forward(run.tensors, batch.inputs)
         loss = self.alpha * run.site.objective.loss(outputs, batch.targets[LABELS])
         if self.distil:
-            loss = loss + knowledge(outputs, batch.targets[LOGITS], self.temperature)
+            loss = loss + knowledge(logits_of(outputs), batch.targets[LOGITS], self.temperature)
         return loss
 
 

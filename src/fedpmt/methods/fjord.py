@@ -50,9 +50,7 @@ class OrderedDropout(WidthsWork):
     distil: bool = False
 
     def start(self, job: Job[None]) -> Run[None]:
-        from torch.nn import functional
-
-        if self.distil and job.site.objective.loss is not functional.cross_entropy:
+        if self.distil and not job.site.objective.plain:
             raise SettingError("fjord.distil = 'true' needs cross-entropy as the loss")
         run = super().start(job)
         run.memo[DRAWS] = job.rng(DRAWS)
@@ -60,6 +58,8 @@ class OrderedDropout(WidthsWork):
 
     def loss(self, run: Run[None], batch: Examples) -> Tensor:
         from torch.nn import functional
+
+        from fedpmt.training.objective import class_rows
 
         inner = len(run.part.inner)
         drawn = int(run.memo[DRAWS].integers(inner + 1)) if inner else 0
@@ -71,8 +71,9 @@ class OrderedDropout(WidthsWork):
         loss = objective(teacher, batch.targets)
         if drawn == inner:
             return loss  # it would teach itself what it knows: that gradient is zero
-        pupil = outputs_at(run, drawn, batch.inputs)
-        return loss + functional.cross_entropy(pupil, teacher.detach().softmax(dim=-1))
+        pupil, _ = class_rows(outputs_at(run, drawn, batch.inputs), batch.targets)
+        said = class_rows(teacher, batch.targets)[0].detach().softmax(dim=-1)
+        return loss + functional.cross_entropy(pupil, said)
 
     def compiled(self, job: Job[None]) -> StepRule | None:
         if self.distil:

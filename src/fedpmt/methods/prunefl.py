@@ -76,12 +76,15 @@ class Masked(LocalWork[Squares]):
             for name, selection in job.part.trained.items()
             if isinstance(selection, Mask)
         }
-        run.memo[RIGHT] = []
+        run.memo[RIGHT] = job.site.objective.score.start()
         return run
 
     def loss(self, run: Run[Squares], batch: Examples) -> Tensor:
+        import torch
+
         outputs, objective = run.forward(run.tensors, batch.inputs), run.site.objective
-        run.memo[RIGHT].append(objective.score(outputs.detach(), batch.targets))
+        with torch.no_grad():
+            run.memo[RIGHT].update(objective.score.measure(outputs, batch.targets))
         return objective.loss(outputs, batch.targets)
 
     def correct(self, run: Run[Squares], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -97,11 +100,8 @@ class Masked(LocalWork[Squares]):
         return gradients
 
     def reply(self, run: Run[Squares]) -> tuple[Outcome, Squares]:
-        import torch
-
         own, version = run.job.own, int(run.task.scalars[VERSION])
-        scores = run.memo[RIGHT]
-        metrics = {ACCURACY: float(torch.cat(scores).mean()) if scores else 0.0}
+        metrics = {ACCURACY: run.memo[RIGHT].compute() if run.steps else 0.0}
         sums = gained(run)
         if own is not None and own.version == version:
             sums = {

@@ -50,10 +50,7 @@ class Superposition(WidthsWork):
     distill: bool
 
     def start(self, job: Job[None]) -> Run[None]:
-        from torch.nn import functional
-
-        classes = job.site.objective.loss is functional.cross_entropy
-        if self.narrower(job.part) and self.distill and not classes:
+        if self.narrower(job.part) and self.distill and not job.site.objective.plain:
             raise SettingError("slimfl.distill = 'true' needs classes and cross-entropy as the loss")
         return super().start(job)
 
@@ -62,14 +59,22 @@ class Superposition(WidthsWork):
         return part.inner if self.narrow_weight else ()
 
     def loss(self, run: Run[None], batch: Examples) -> Tensor:
-        objective = run.site.objective
+        from torch.nn import functional
+
+        from fedpmt.training.objective import class_rows
+
+        objective, targets = run.site.objective, batch.targets
         outputs = outputs_at(run, len(run.part.inner), batch.inputs)
-        loss = self.full_weight * objective.loss(outputs, batch.targets)
-        # Without `detach` the full net would learn to please the narrow ones.
-        targets = outputs.detach().softmax(dim=-1) if self.distill else batch.targets
+        loss = self.full_weight * objective.loss(outputs, targets)
         for level in range(len(self.narrower(run.part))):
             narrow = outputs_at(run, level, batch.inputs)
-            loss = loss + self.narrow_weight * objective.loss(narrow, targets)
+            if self.distill:
+                # Without `detach` the full net would learn to please the narrow ones.
+                said = class_rows(outputs, targets)[0].detach().softmax(dim=-1)
+                step = functional.cross_entropy(class_rows(narrow, targets)[0], said)
+            else:
+                step = objective.loss(narrow, targets)
+            loss = loss + self.narrow_weight * step
         return loss
 
     def extra(self, part: Part, price: PriceOf, structure: Structure) -> Extra:

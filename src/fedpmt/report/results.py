@@ -21,7 +21,7 @@ from fedpmt.report.quantities import (
     split,
     time_unit,
 )
-from fedpmt.report.tables import EVALUATED, summary, time_to_target
+from fedpmt.report.tables import EVALUATED, score_names, summary, time_to_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,7 +54,8 @@ def summary_section(material: Material, address: str) -> str:
     units = {
         name: _one_unit((getattr(row, name) for row in rows), unit_for) for name, unit_for in COLUMNS.values()
     }
-    heads = [*(f"{word} {material.score_name}" for word in SCORES), *COLUMNS, *WORDS, "runs"]
+    others = score_names(material.runs)
+    heads = [*(f"{word} {material.score_name}" for word in SCORES), *others, *COLUMNS, *WORDS, "runs"]
     body, panel = list[str](), ""
     for row in rows:
         if row.panel != panel:
@@ -64,6 +65,7 @@ def summary_section(material: Material, address: str) -> str:
             _cell(getattr(row, name), score_unit(row.score_name), best=_is_best(row, name, rows))
             for name in SCORES.values()
         )
+        cells += "".join(_cell(row.scores[name], plain_unit) for name in others)
         cells += "".join(_cell(getattr(row, name), units[name]) for name, _ in COLUMNS.values())
         texts = row.texts()
         cells += "".join(f"<td>{escape(texts[word])}</td>" for word in WORDS)

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -105,6 +105,7 @@ class SummaryRow:
     score_name: str = ACCURACY
     maximize: bool = True
     server_cap: str = "none"  # times the devices' operations
+    scores: Mapping[str, Spread | None] = field(default_factory=dict)  # other metrics at the last evaluation
 
     def texts(self) -> dict[str, str]:
         """The cells as a person reads them, by column title."""
@@ -117,6 +118,7 @@ class SummaryRow:
             "rounds": show(self.rounds),
             score_title(self.score_name): show(self.score, unit),
             "best": show(self.best_score, unit),
+            **{score_title(name): show(value) for name, value in self.scores.items()},
             "loss": show(self.loss),
             "virtual time": show(self.virtual_seconds, time_unit),
             "uploaded": show(self.bytes_up, bytes_unit),
@@ -210,11 +212,12 @@ def _evaluates(group: Group) -> str:
 
 def summary(runs: Sequence[RunRecord]) -> list[SummaryRow]:
     """One row per group of runs."""
-    rows = []
+    rows, names = [], score_names(runs)
     for group in group_runs(runs):
         totals = [_totals(run) for run in group.runs]
         spreads = {name: Spread.of(total[name] for total in totals) for name in totals[0]}
         finished = sum(run.result is not None for run in group.runs)
+        last = [last_scores(run) for run in group.runs]
         rows.append(
             SummaryRow(
                 label=group.label,
@@ -227,10 +230,23 @@ def summary(runs: Sequence[RunRecord]) -> list[SummaryRow]:
                 score_name=group.score_name,
                 maximize=group.runs[0].maximize,
                 server_cap=settings_of(group.runs[0]).get("server_cap", "none"),
+                scores={name: Spread.of(one.get(name) for one in last) for name in names},
                 **spreads,
             )
         )
     return rows
+
+
+def last_scores(run: RunRecord) -> dict[str, float]:
+    """The metrics other than the score, at the last evaluation."""
+    rounds = (step.scores for step in reversed(run.rounds) if step.score is not None)
+    found = next(rounds, run.result.scores if run.result else {})
+    return {clean(name): value for name, value in found.items()}
+
+
+def score_names(runs: Sequence[RunRecord]) -> list[str]:
+    """The names of all metrics other than the score that any run has."""
+    return list(dict.fromkeys(name for run in runs for name in last_scores(run)))
 
 
 def _totals(run: RunRecord) -> dict[str, float | None]:
@@ -285,7 +301,7 @@ def tidy(runs: Sequence[RunRecord]) -> list[dict[str, Cell]]:
     from the start. `asked` splits into `arrived`, `late`, `failed` and `surplus`. What not every run has
     is in columns named `setting:`, `layer:` (devices that trained it), `accuracy_level:`,
     `accuracy_class:` and `metric:`, empty where absent. A score that is not an accuracy is in columns named
-    `score:NAME`, `score_level:NAME:` and `score_class:NAME:`.
+    `score:NAME`, `score_level:NAME:` and `score_class:NAME:`, and other metrics of an evaluation in `score:NAME`.
     """
     named = {"method", "task", "data", "partition", "seed"}
     differing = [key for key in differing_settings(runs) if key not in named]
@@ -320,6 +336,7 @@ def _round_cells(step: RoundRecord, totals: Mapping[str, float], score_name: str
         (whole if name == "accuracy" else name): step.score if name == "accuracy" else getattr(step, name)
         for name in NUMBERS
     }
+    cells |= {f"score:{clean(name)}": value for name, value in step.scores.items()}
     cells |= totals
     cells |= {"asked": len(step.devices), **{outcome: outcomes[outcome] for outcome in OUTCOMES}}
     cells |= {f"layer:{clean(name)}": count for name, count in step.layers.items()}

@@ -31,6 +31,7 @@ class TensorBoard:
         """Write one round."""
         values = {
             ACCURACY if record.score_name == ACCURACY else f"score/{record.score_name}": record.score,
+            **{f"score/{name}": value for name, value in record.scores.items()},
             "loss": record.loss,
             "virtual_seconds": record.virtual_seconds,
             "bytes_up": record.bytes_up,

@@ -1,4 +1,4 @@
-"""Layers that a method gives to no device of the fleet."""
+"""Who trains what, looked at before training: layers that nobody trains, norms that are frozen too early."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("fedpmt")
 
 
+def warn_before_training(federation: Federation, progress: Progress) -> None:
+    """Log what a user would want to know before the first round."""
+    warn_of_untrained_layers(federation, progress)
+    if progress.rounds == 0:
+        warn_of_fresh_norms(federation, progress)
+
+
 def warn_of_untrained_layers(federation: Federation, progress: Progress) -> None:
     """Log a warning where the method, as it would be assigned now, leaves some layer to nobody."""
     layers = untrained_layers(federation, progress)
@@ -32,6 +39,37 @@ def warn_of_untrained_layers(federation: Federation, progress: Progress) -> None
             federation.settings.method,
             federation.planner.untrained(layers, federation.fleet, samples),
         )
+
+
+def warn_of_fresh_norms(federation: Federation, progress: Progress) -> None:
+    """Log a warning where devices freeze layers with BatchNorm that has seen no data.
+
+    Frozen layers normalise with the running statistics they were sent. Before training these describe nothing, and
+    while the layers before them learn they lag behind: over many norms the errors multiply.
+    """
+    model = federation.problem.model
+    weights = model.initial()
+    fresh = [
+        layer.name
+        for layer in model.structure.layers
+        if any(name.endswith("running_var") and bool((weights[name] == 1).all()) for name in layer.buffers)
+    ]
+    if not fresh:
+        return
+    round_, _ = federation.open(progress, reachable=())
+    for device in _strongest_first(federation):
+        part = assign(federation, progress, device, replace(round_, cohort=(device.id,))).part
+        trained = mask(model.structure, part) if part.model == GLOBAL else ()
+        if any(
+            layer.name in fresh and not on for layer, on in zip(model.structure.layers, trained, strict=False)
+        ):
+            LOG.warning(
+                "%s: BatchNorm in '%s' has seen no data, and devices that freeze it normalise with its initial "
+                "statistics; use GroupNorm, pretrained weights or a smaller lr (docs/models.md)",
+                federation.settings.method,
+                fresh[0],
+            )
+            return
 
 
 def untrained_layers(federation: Federation, progress: Progress) -> tuple[str, ...]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from fedpmt.models.trees import tensors_in
 from fedpmt.seeds import Seeds
-from fedpmt.training.batches import chunks
+from fedpmt.training.batches import CHUNK, chunks
 from fedpmt.training.loop import evaluate_model
+from fedpmt.training.objective import judge, pool
 from fedpmt.types import DivergedError
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from fedpmt.simulation.executors import Executor
     from fedpmt.simulation.loop import Federation, Progress
     from fedpmt.training.local import LocalWork, Site
+    from fedpmt.training.objective import Measured, Objective
     from fedpmt.types import Examples
 
 
@@ -32,6 +36,9 @@ PERSONAL_DEVICES = 100
 
 STATISTICS_DEVICES = 100
 """BatchNorm statistics that are found anew are of at most this many devices' data."""
+
+CHUNK_OUTPUTS = 2**25
+"""Outputs that are held at a time in an evaluation: a language model has too many for all samples of a chunk."""
 
 LEVEL_DEVICES = 50
 """A level's mix of classes is taken from at most this many of its devices."""
@@ -44,11 +51,12 @@ class Evaluation:
     score: float | None  # None where there is no model to evaluate yet
     loss: float | None
     by_class: dict[str, float] | None
+    metrics: dict[str, float]  # other than the score
 
 
 def evaluate(federation: Federation, progress: Progress) -> dict[str, Any]:
     """Score and loss on the test set, as fields of a round's record."""
-    predictor = federation.predictor(progress)
+    predictor, objective = federation.predictor(progress), federation.problem.objective
     for name, tensor in predictor.tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise DivergedError(
@@ -56,7 +64,7 @@ def evaluate(federation: Federation, progress: Progress) -> dict[str, Any]:
             )
     if predictor.kind == "global":
         classes = federation.problem.data.classes
-        found = evaluate_global(federation.executor, predictor, federation.data.test, classes)
+        found = evaluate_global(federation.executor, objective, predictor, federation.data.test, classes)
     else:
         accepted = progress.accepted or {}
         members = sorted(accepted)[:PERSONAL_DEVICES]
@@ -70,12 +78,14 @@ def evaluate(federation: Federation, progress: Progress) -> dict[str, Any]:
             for device in members
         )
         found = evaluate_personal(federation.executor, federation.method.local, predictor, owners)
-    finite_loss = found.loss if found.loss is not None and np.isfinite(found.loss) else None
+    told = {"score": found.score, "loss": found.loss}
+    finite = {name: value for name, value in told.items() if value is not None and np.isfinite(value)}
     return {
-        "score": found.score,
-        "score_name": federation.problem.objective.score_name,
-        "maximize": federation.problem.objective.maximize,
-        "loss": finite_loss,
+        "score": finite.get("score"),
+        "score_name": objective.score_name,
+        "maximize": objective.maximize,
+        "loss": finite.get("loss"),
+        "scores": {name: value for name, value in found.metrics.items() if np.isfinite(value)},
         "score_by_class": found.by_class,
         "score_by_level": by_level(federation, found.by_class),
         "evaluates": predictor.kind,
@@ -86,7 +96,11 @@ def own_test(federation: Federation, device: int, of_its_classes: bool) -> Examp
     """What a device's own model is tested on, the same in every round."""
     test, limit = federation.data.test, federation.settings.personal_test
     counts = federation.problem.data.label_counts(device) if of_its_classes else None
-    held = np.arange(len(test)) if counts is None else np.flatnonzero(counts[test.targets.cpu().numpy()] > 0)
+    if counts is None:
+        held = np.arange(len(test))
+    else:
+        labels = test.targets.cpu().numpy()
+        held = np.flatnonzero((labels >= 0) & (counts[labels.clip(0)] > 0))
     if limit is not None and limit < len(held):
         drawn = Seeds(federation.settings.seed)("personal test", device)
         held = np.sort(drawn.choice(held, limit, replace=False))
@@ -123,22 +137,51 @@ def find_statistics(federation: Federation, predictor: Predictor) -> Predictor:
 
 
 def evaluate_global(
-    executor: Executor, predictor: Predictor, test: Examples, classes: int | None
+    executor: Executor, objective: Objective, predictor: Predictor, test: Examples, classes: int | None
 ) -> Evaluation:
     """The global model on the test set."""
 
-    def scores(site: Site, span: slice) -> tuple[np.ndarray, float]:
+    def measure(site: Site, span: slice) -> Measured:
         batch = test.take(span)
         with torch.inference_mode():
             outputs = evaluate_model(site.models[predictor.model], predictor.tensors, batch.inputs)
-            loss = float(site.objective.loss(outputs, batch.targets)) * len(batch)
-            return site.objective.score(outputs, batch.targets).cpu().numpy(), loss
+            return site.objective.measure(outputs, batch)
 
-    results = list(executor.map(scores, chunks(test)))
-    each = np.concatenate([score for score, _ in results]).astype(np.float64)
-    return Evaluation(
-        float(each.mean()), sum(loss for _, loss in results) / len(test), by_class(each, test, classes)
-    )
+    simple = getattr(test.targets, "ndim", 0) == 1
+    spans = chunks(test, CHUNK if simple else chunk_size(executor, predictor, test))
+    each: list[Any] | None = None if classes is None else []
+    found = pool(objective, executor.map(measure, spans), each)
+    return Evaluation(found.score, found.loss, by_class(each, test, classes), found.metrics)
+
+
+def chunk_size(executor: Executor, predictor: Predictor, test: Examples) -> int:
+    """How many samples to take at a time: fewer where one sample has many outputs, as tokens and pixels have."""
+
+    def outputs_of_one(site: Site, span: slice) -> int:
+        with torch.inference_mode():
+            model = site.models[predictor.model]
+            outputs = evaluate_model(model, predictor.tensors, test.take(span).inputs)
+            return sum(tensor.numel() for tensor in tensors_in(outputs))
+
+    [count] = executor.map(outputs_of_one, [slice(0, 1)])
+    return max(1, min(CHUNK, CHUNK_OUTPUTS // max(1, count)))
+
+
+def by_class(each: list[Any] | None, test: Examples, classes: int | None) -> dict[str, float] | None:
+    """Mean score of each class, from what was measured of all chunks; None without classes or values per sample."""
+    if not each or classes is None:
+        return None
+    values = [chunk[0] if isinstance(chunk, tuple) else chunk for chunk in each]
+    if not all(isinstance(one, torch.Tensor) and one.ndim == 1 for one in values):
+        return None
+    scores, labels = torch.cat(values).cpu().double().numpy(), test.targets.cpu().numpy()
+    if len(scores) != len(labels):
+        return None
+    return {
+        str(label): float(scores[labels == label].mean())
+        for label in range(classes)
+        if (labels == label).any()
+    }
 
 
 def with_statistics(
@@ -178,27 +221,20 @@ def with_statistics(
     return replace(predictor, tensors={**predictor.tensors, **means})
 
 
-def by_class(scores: np.ndarray, test: Examples, classes: int | None) -> dict[str, float] | None:
-    """Mean score of each class; None for tasks without classes."""
-    if classes is None:
-        return None
-    labels = test.targets.cpu().numpy()
-    return {
-        str(label): float(scores[labels == label].mean())
-        for label in range(classes)
-        if (labels == label).any()
-    }
-
-
 def evaluate_personal(
     executor: Executor, work: LocalWork[Any], predictor: Predictor, owners: Iterable[tuple[Any, Examples]]
 ) -> Evaluation:
-    """Each device's own model on the test samples of the classes it holds; the mean over devices."""
+    """Each device's own model on the test samples of the classes it holds; means over devices."""
 
-    def mean_score(site: Site, owner: tuple[Any, Examples]) -> float:
+    def score(site: Site, owner: tuple[Any, Examples]) -> tuple[float, dict[str, float]]:
         own, test = owner
         with torch.inference_mode():
-            return float(work.evaluate(site, predictor.tensors, own, test).mean())
+            found = judge(site.objective, partial(work.predict, site, predictor.tensors, own), test)
+        return found.score, found.metrics
 
-    means = list(executor.map(mean_score, owners))
-    return Evaluation(float(np.mean(means)) if means else None, None, None)
+    each = list(executor.map(score, owners))
+    if not each:
+        return Evaluation(None, None, None, {})
+    scores, others = zip(*each, strict=True)
+    means = {name: float(np.mean([one[name] for one in others])) for name in others[0]}
+    return Evaluation(float(np.mean(scores)), None, None, means)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.bookkeeping import record_round
-from fedpmt.simulation.coverage import warn_of_untrained_layers
+from fedpmt.simulation.coverage import warn_before_training
 from fedpmt.simulation.room import check_room
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
     ):
         check_room(federation, folder)
         progress = federation.start()
-        warn_of_untrained_layers(federation, progress)
+        warn_before_training(federation, progress)
         round_, assignments = federation.open(progress)
         verdict = federation.settle(assignments, round_)
         record = record_round(federation, progress, assignments, verdict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ from fedpmt.models.nets import Net, net
 from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import generator
 from fedpmt.training.batches import CPU, placed
-from fedpmt.training.objective import CLASSIFICATION, Objective
-from fedpmt.types import Arrays, SettingError
+from fedpmt.training.objective import CLASSIFICATION, Mean, Objective, class_rows, labels_of
+from fedpmt.training.ready_made import next_token_loss, next_tokens
+from fedpmt.types import IGNORED, Arrays, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -80,42 +81,67 @@ def draws_at_random(model: LayeredModel, example: Arrays) -> bool:
 
 
 def try_out(problem: Problem, settings: Settings) -> None:
-    """Run a few samples through a user's model, loss and metric, so that what cannot work is refused at once."""
+    """Run a few samples through a user's model, loss and metrics, so that what cannot work is refused at once."""
     model, data = problem.model.clone(), problem.data
-    layers = len(model.structure.layers)
     # BatchNorm cannot train on one value per channel, which the last batch may come down to.
     last = settings.samples % settings.batch or min(settings.batch, settings.samples)
-    for mode, examples in ((False, data.test), (True, data.shard(0))):
-        few = placed(examples.take(np.arange(last if mode else 2) % len(examples)))
-        model.set_training([mode] * layers)
+    shapes = {}
+    for count, examples in ((2, data.test), (last, data.shard(0))):
+        few, training = placed(examples.take(np.arange(count) % len(examples))), examples is not data.test
+        model.set_training([training] * len(model.structure.layers))
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 outputs = model.forward(model.initial(), few.inputs)
+                if not training:
+                    _check_labels(problem, outputs, few.targets)
                 loss = problem.objective.loss(outputs, few.targets)
-                scores = problem.objective.score(outputs, few.targets)
+                shapes[count] = _try_metrics(problem.objective, outputs, few.targets)
+        except SettingError:
+            raise
         except Exception as error:
             what = " ".join(str(error).split())[:200]
-            how = f"training on a batch of {last}" if mode else "evaluating two samples"
+            how = f"training on a batch of {last}" if training else "evaluating two samples"
             raise SettingError(f"model: {how} fails: {type(error).__name__}: {what}") from error
-        if loss.ndim != 0 or scores.shape != (len(few),):
+        if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
+            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise SettingError(f"loss must give the mean over a batch as a tensor of shape () (got {shape})")
+    for name, shape in shapes[last].items():
+        # With one number of samples it may be by chance.
+        if last > 2 and shape[:2] == (last, last) and shapes[2][name][:2] == (2, 2):
             raise SettingError(
-                f"loss gives a tensor of shape {tuple(loss.shape)} and metric one of {tuple(scores.shape)}: "
-                f"one number, and one per sample ({len(few)},), are needed"
+                f"metric '{name}' gives {last} x {last} values for {last} samples: "
+                "outputs and targets differ in shape and are broadcast"
             )
-    _check_labels(problem, outputs.shape[-1])
 
 
-def _check_labels(problem: Problem, outputs: int) -> None:
-    """Cross-entropy needs labels from 0 to the number of outputs - 1."""
-    if problem.objective.loss is not CLASSIFICATION.loss:
+def _try_metrics(objective: Objective, outputs: Any, targets: Arrays) -> dict[str, tuple[int, ...]]:
+    """Use each metric once; the shapes of their values, where they give any."""
+    shapes = {}
+    for name, metric in {objective.score_name: objective.score, **objective.metrics}.items():
+        meter, measured = metric.start(), metric.measure(outputs, targets)
+        meter.update(measured)  # a score is not asked for: of a few samples there may be none
+        values = measured[0] if isinstance(measured, tuple) else measured
+        shapes[name] = tuple(values.shape) if isinstance(meter, Mean) else ()
+    return shapes
+
+
+def _check_labels(problem: Problem, outputs: Any, targets: Arrays) -> None:
+    """Cross-entropy needs labels from 0 to the number of outputs - 1, or -100 for what does not count."""
+    loss = problem.objective.loss
+    if not (problem.objective.plain or loss is next_token_loss) or labels_of(targets).is_floating_point():
         return
-    everything = problem.data.training_set()
-    for name, examples in (("train", everything), ("test", problem.data.test)):
-        if examples is None or not np.issubdtype(examples.targets.dtype, np.integer):
+    rows = next_tokens if loss is next_token_loss else class_rows
+    classes = rows(outputs, targets)[0].shape[-1]
+    for name, examples in (("train", problem.data.training_set()), ("test", problem.data.test)):
+        if examples is None:
             continue
-        low, high = int(examples.targets.min()), int(examples.targets.max())
-        if low < 0 or high >= outputs:
+        labels = labels_of(examples.targets)
+        counted = labels[labels != IGNORED]
+        if not counted.size:
+            raise SettingError(f"{name}: all labels are {IGNORED}, so nothing counts")
+        low, high = int(counted.min()), int(counted.max())
+        if low < 0 or high >= classes:
             raise SettingError(
-                f"{name}: labels run from {low} to {high}, but the model has {outputs} outputs, "
-                f"for labels 0 to {outputs - 1}"
+                f"{name}: labels run from {low} to {high}, but the model has {classes} outputs, "
+                f"for labels 0 to {classes - 1}"
             )

@@ -50,7 +50,9 @@ def restamp_run(
             new = record_round(federation, progress, assignments, verdict)
             if _counting(new.devices) != _counting(old.devices):
                 return None
-            same = ("score", "score_name", "maximize", "loss", "metrics", "evaluates", "server_operations")
+            same = (
+                "score", "score_name", "maximize", "scores", "loss", "metrics", "evaluates", "server_operations"
+            )  # fmt: skip
             learned = {name: getattr(old, name) for name in same}
             stamped.append(new.model_copy(update={**learned, "round_seconds": round_seconds}))
     last = stamped[-1] if stamped else None

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
@@ -136,6 +136,7 @@ class Totals:
     loss: float | None = None
     server_operations: float = 0.0
     path: ComputePath | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
 
     def plus(self, record: RoundRecord) -> Totals:
         """With one more round."""
@@ -148,6 +149,7 @@ class Totals:
             record.loss if evaluated else self.loss,
             self.server_operations + record.server_operations,
             self.path,
+            record.scores if evaluated else self.scores,
         )
 
     def by(self, seen: Set[ComputePath]) -> Totals:
@@ -180,7 +182,7 @@ def simulate(
     With `keep_diverged` a run that diverges is finished with the rounds before, and says so.
     """
     from fedpmt.simulation.assemble import assemble
-    from fedpmt.simulation.coverage import warn_of_untrained_layers
+    from fedpmt.simulation.coverage import warn_before_training
     from fedpmt.simulation.room import check_room
 
     with assemble(settings, problem, method, folder) as federation:
@@ -189,7 +191,7 @@ def simulate(
             if on_start is not None:
                 on_start()
             if journal.stopped is None:
-                warn_of_untrained_layers(federation, journal.progress)
+                warn_before_training(federation, journal.progress)
             while journal.stopped is None:
                 try:
                     played = federation.play(journal.progress)
@@ -320,7 +322,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
     if stopped == "diverged":
         classes = federation.problem.data.classes
         guess = 1 / classes if classes and objective.score_name == records.ACCURACY else None
-        totals = replace(totals, score=guess, loss=None)
+        totals = replace(totals, score=guess, loss=None, scores={})
     # All of the module's state, so that the file loads strictly into it; what is shared by methods without a global
     # model stands alone.
     model = federation.problem.model
@@ -337,6 +339,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         score=totals.score,
         score_name=objective.score_name,
         maximize=objective.maximize,
+        scores=dict(totals.scores),
         loss=totals.loss,
         virtual_seconds=progress.virtual_seconds,
         bytes_up=totals.bytes_up,

@@ -44,9 +44,9 @@ def _placed(arrays: Arrays, device: torch.device) -> Arrays:
     return torch.as_tensor(arrays).to(device)
 
 
-def chunks(examples: Examples) -> list[slice]:
+def chunks(examples: Examples, size: int = CHUNK) -> list[slice]:
     """The spans of samples in which a net goes through all of them."""
-    return [slice(start, start + CHUNK) for start in range(0, len(examples), CHUNK)]
+    return [slice(start, start + size) for start in range(0, len(examples), size)]
 
 
 def channels_last(tensor: Tensor) -> Tensor:

@@ -22,15 +22,16 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Te
 
 
 def answers(model: LayeredModel, tensors: Tensors, examples: Examples, cut: int = 0) -> Tensor:
-    """What a net says to all inputs, in evaluation mode; from layer `cut` on, where inputs are what comes before it."""
+    """The logits of all inputs, in evaluation mode; from layer `cut` on, where inputs are what comes before it."""
     import torch
 
     from fedpmt.training.batches import chunks
     from fedpmt.training.loop import evaluate_model
+    from fedpmt.training.objective import logits_of
 
     with torch.no_grad():
         batches = (examples.take(span).inputs for span in chunks(examples))
         if cut:
             model.set_training([False] * len(model.structure.layers))
-            return torch.cat([model.suffix(cut, tensors, inputs) for inputs in batches])
-        return torch.cat([evaluate_model(model, tensors, inputs) for inputs in batches])
+            return torch.cat([logits_of(model.suffix(cut, tensors, inputs)) for inputs in batches])
+        return torch.cat([logits_of(evaluate_model(model, tensors, inputs)) for inputs in batches])

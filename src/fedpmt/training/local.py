@@ -277,6 +277,6 @@ class LocalWork(Generic[D]):
         """The largest norm of groups of a reply other than the update; replies are checked against it."""
         return {}
 
-    def evaluate(self, site: Site, shared: Tensors, own: D | None, data: Examples) -> Tensor:
-        """Scores of a device's own model; only split and personal methods have one."""
+    def predict(self, site: Site, shared: Tensors, own: D | None, inputs: Arrays) -> Any:
+        """What a device's own model gives, in evaluation mode; only split and personal methods have one."""
         raise NotImplementedError

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from fedpmt import kernels
 from fedpmt.models.layered import PREFIX_BATCH
@@ -144,7 +143,7 @@ def train(work: LocalWork[Any], job: Job[Any]) -> tuple[Reply, Any]:
 
 def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float] | None:
     """The whole local round in one compiled call; None where it must be done step by step."""
-    rule = work.compiled(job) if job.site.fast else None
+    rule = work.compiled(job) if job.site.fast and job.site.objective.plain else None
     if rule is None:
         return None
     settings, structure = job.site.settings, job.model.structure
@@ -161,7 +160,6 @@ def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float
         limit=job.task.steps,
         cached=settings.prefix == "cache",
         rule=rule,
-        loss=job.site.objective.loss,
     )
     if found is None:
         return None
@@ -175,7 +173,7 @@ def why_not_compiled(work: LocalWork[Any], job: Job[Any]) -> str | None:
         return None
     if work.compiled(job) is None:
         return "its local steps with these settings"
-    if job.site.objective.loss is not functional.cross_entropy:
+    if not job.site.objective.plain:
         return "this loss"
     return f"parts like '{job.part.label}'"
 

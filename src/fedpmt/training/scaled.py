@@ -95,7 +95,8 @@ class ScaledWork(LocalWork[None]):
         factors, forward = self.factors(job.task, job.part, structure), run.forward
         absent = self.absent(job.part, structure)
         if absent is not None:
-            run.memo[ABSENT] = torch.from_numpy(absent).to(job.data.targets.device)
+            device = next(iter(run.tensors.values())).device
+            run.memo[ABSENT] = torch.from_numpy(absent).to(device)
         if factors:
             run.forward = lambda tensors, inputs: forward(
                 {name: one * factors[name] if name in factors else one for name, one in tensors.items()},
@@ -104,10 +105,12 @@ class ScaledWork(LocalWork[None]):
         return run
 
     def loss(self, run: Run[None], batch: Examples) -> Tensor:
+        from fedpmt.training.objective import logits_of, with_logits
+
         outputs = run.forward(run.tensors, batch.inputs)
         if ABSENT in run.memo:
             # Zero, not minus infinity: an absent class keeps a share of the softmax, but gets no gradient.
-            outputs = outputs.masked_fill(run.memo[ABSENT], 0)
+            outputs = with_logits(outputs, logits_of(outputs).masked_fill(run.memo[ABSENT], 0))
         return run.site.objective.loss(outputs, batch.targets)
 
     def correct(self, run: Run[None], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
