@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fake_cuda import pretended
 from flwr.app import Error, Message
 from in_process import BITS, CARRIED, NOT_CARRIED, deploy
 
+from fake_cuda import pretended
 from fedpmt import api
 from fedpmt.api import paper_problem_of
 from fedpmt.flower import apps

@@ -222,7 +222,7 @@ def _patched(
             return original(*args, **kwargs) if call is None else handle(call, original, args, kwargs)
 
         patched.append((child, child.__dict__.get("forward")))
-        child.forward = forward
+        child.__dict__["forward"] = forward  # a class may set attributes in a way of its own
 
     try:
         for path, calls in by_path.items():
@@ -233,4 +233,4 @@ def _patched(
             if own is None:
                 del child.__dict__["forward"]
             else:
-                child.forward = own
+                child.__dict__["forward"] = own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from fedpmt.models.finding import (
 from fedpmt.models.layout import Layout, TiedOwner, arrange
 from fedpmt.models.tracing import trace
 from fedpmt.models.trees import tensors_in
+from fedpmt.models.unwrap import computes_weights, copy_module, prepare
 from fedpmt.types import Arrays, SettingError, Tensors
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class LayeredModel:
     def clone(self) -> LayeredModel:
         """Copy the model, for another thread."""
         self.release()
-        return LayeredModel(copy.deepcopy(self.module), self.layout, self._whole_chain, self._cuts)
+        return LayeredModel(copy_module(self.module), self.layout, self._whole_chain, self._cuts)
 
     def to(self, device: torch.device) -> LayeredModel:
         """The same model on a device; itself where it is there already."""
@@ -305,7 +305,8 @@ def layered(
     """Find the layers of a module, which itself stays as it is.
 
     Args:
-        module: Any module. A plain `nn.Sequential` is a chain of its layers.
+        module: Any module. A plain `nn.Sequential` is a chain of its layers. A compiled or data-parallel one stands for
+            the module inside of it.
         layers: Layers in the order of the forward pass, where they are not to be found: each a path of a submodule or
             a parameter, or a list of these.
         example: Two or more samples of inputs, by which layers are found. Only a plain `nn.Sequential`, or a module
@@ -314,14 +315,15 @@ def layered(
         tied: The layer to which a parameter belongs that several use: the first of them or the last.
 
     Raises:
-        SettingError: There is no layer to be found, or a named one does not exist or runs out of order.
+        SettingError: There is no layer to be found, a named one does not exist or runs out of order, or the module
+            is of a kind whose weights cannot be exchanged: scripted, traced, quantised.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> [layer.name for layer in layered(net).structure.layers]
     ['1', '3']
     """
-    check_shapes(module)
-    own, scratch = copy.deepcopy(module), copy.deepcopy(module)
+    own = prepare(module, example, _call)
+    scratch = copy_module(own)
     few = many = None
     if layers is None and _is_plain_chain(own, traceable=example is not None):
         children = list(sequential_children(own))
@@ -335,10 +337,10 @@ def layered(
         stages = declare(own, layers)
     else:
         raise SettingError(
-            f"model: {type(module).__name__} is not an nn.Sequential; "
+            f"model: {type(own).__name__} is not an nn.Sequential; "
             "name its layers in the order of the forward pass (layers=[...])"
         )
-    _check(module, stages)
+    _check(own, stages)
     layout = arrange(own, stages, few, axes or traced_axes(scratch.eval()), tied)
     # What runs before the first layer is in none of them.
     chain = None if layout.base else find_chain(own, example)
@@ -357,16 +359,9 @@ def _is_plain_chain(module: nn.Module, *, traceable: bool) -> bool:
     children = [child for _, child in sequential_children(module)]
     first = next((child for child in children if has_parameters(child)), module)
     frozen = not any(parameter.requires_grad for parameter in first.parameters())
-    return not traceable or not (frozen or any(may_hold_blocks(child) for child in children))
-
-
-def check_shapes(module: nn.Module) -> None:
-    """Refuse a module whose lazy layers have not seen a batch yet."""
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, nn.UninitializedParameter):
-            raise SettingError(
-                f"model: parameter '{name}' has no shape yet; run one batch through the module first"
-            )
+    if not traceable:
+        return True
+    return not (frozen or any(may_hold_blocks(child) or computes_weights(child) for child in children))
 
 
 def _check(module: nn.Module, stages: Sequence[Stage]) -> None:
