@@ -50,14 +50,14 @@ class OnCuda(Tensor):
             return _call(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _compute(func, args, kwargs or {})
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"OnCuda({self.held})"
 
 
-class _Computed(TorchDispatchMode):
+class _Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _compute(func, args, kwargs or {})
 
@@ -92,7 +92,7 @@ def pretended() -> Iterator[Generator]:
             mock.patch(f"{__name__}._generator", generator),
             # These methods, unlike the operations, ask CUDA for the current device.
             mock.patch.multiple(Tensor, copy_=_copy, nonzero=_nonzero),
-            _Computed(),
+            _Computed(),  # type: ignore[no-untyped-call]
         ):
             yield generator
     finally:
@@ -127,7 +127,7 @@ _local = threading.local()
 
 def joined() -> None:
     """Let tensors be put on `cuda` in this thread too, for as long as it lives."""
-    _Computed().__enter__()
+    _Computed().__enter__()  # type: ignore[no-untyped-call]
 
 
 def _is_cuda(value: Any) -> bool:
@@ -135,7 +135,7 @@ def _is_cuda(value: Any) -> bool:
 
 
 _SAID: dict[Any, Any] = {
-    Tensor.device.__get__: CUDA,  # type: ignore[attr-defined]
+    Tensor.device.__get__: CUDA,
     Tensor.is_cuda.__get__: True,  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: False,  # type: ignore[attr-defined]
     Tensor.get_device: 0,

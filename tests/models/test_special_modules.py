@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from fedpmt.records import ResultRecord
 
-Make = "Callable[[], nn.Module]"
 TRAIN, TEST = images(160), images(40, seed=1)
 SETTINGS: dict[str, Any] = {**FEW, "rounds": 1, "lr": 0.05, "method": "fedpmt", "train": TRAIN, "test": TEST}
 
@@ -109,7 +108,7 @@ def compiled(module: nn.Module) -> Any:
 
 
 def prune_half(module: nn.Module) -> None:
-    prune.l1_unstructured(module, "weight", 0.5)
+    prune.l1_unstructured(module, "weight", 0.5)  # type: ignore[no-untyped-call]
 
 
 SAME: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = {
@@ -215,29 +214,32 @@ class Flagged(Net):
 def quantised() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.ao moves to a package of its own
-        made: nn.Module = torch.ao.quantization.quantize_dynamic(chain(), {nn.Linear}, dtype=torch.qint8)
-    return made
+        quantise: Any = torch.ao.quantization.quantize_dynamic
+        return quantise(chain(), {nn.Linear}, dtype=torch.qint8)  # type: ignore[no-any-return]
 
 
-def scripted(make: Callable[[Any], Any], *inputs: Any) -> Callable[[], nn.Module]:
-    def made() -> nn.Module:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return make(*inputs)  # type: ignore[no-any-return]
+def scripted(module: nn.Module) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(module)
 
-    return made
+
+def traced(module: nn.Module) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.trace(module, EXAMPLE)  # type: ignore[no-untyped-call]
 
 
 EXAMPLE = torch.from_numpy(TRAIN[0][:2])
 JIT = "by torch.jit, so its weights cannot be exchanged; give the nn.Module that it was made from"
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "scripted": (
-        scripted(lambda: torch.jit.script(chain())),
+        lambda: scripted(chain()),
         f"model: the module was scripted or traced {JIT}",
     ),
-    "traced": (scripted(lambda: torch.jit.trace(Net(), EXAMPLE)), f"the module was scripted or traced {JIT}"),
+    "traced": (lambda: traced(Net()), f"the module was scripted or traced {JIT}"),
     "scripted inside": (
-        scripted(lambda: Net(torch.jit.script)),
+        lambda: Net(scripted),
         f"model: 'body' was scripted or traced {JIT}",
     ),
     "quantised": (quantised, "model: '1' is quantised (torch.ao.nn.quantized.dynamic"),

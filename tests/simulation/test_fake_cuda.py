@@ -146,7 +146,12 @@ def test_other_settings_keep_tensors_there_too(settings: dict[str, Any], tmp_pat
 def test_threads_take_turns_with_the_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes are never forked where there is an accelerator."""
     equip = Parallel._equip
-    monkeypatch.setattr(Parallel, "_equip", lambda self: (joined(), equip(self))[1])
+
+    def join(executor: Parallel) -> None:
+        joined()
+        equip(executor)
+
+    monkeypatch.setattr(Parallel, "_equip", join)
     check_same(tmp_path, Branching, method="fedpmt", workers=2)
 
 

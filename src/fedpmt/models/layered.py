@@ -87,7 +87,8 @@ class LayeredModel:
     @property
     def device(self) -> torch.device:
         """Where its tensors are."""
-        return next(iter(self._own.values())).device
+        device: torch.device = next(iter(self._own.values())).device
+        return device
 
     @property
     def composable(self) -> bool:

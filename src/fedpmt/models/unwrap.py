@@ -47,7 +47,7 @@ def prepare(module: nn.Module, example: Arrays | None, run: Callable[[nn.Module,
 def unwrap(module: nn.Module) -> nn.Module:
     """Take a module out of `torch.compile`, `DataParallel` or `DistributedDataParallel`: names are its own again."""
     while (name := _inner_name(module)) is not None:
-        module = module._modules[name]  # type: ignore[assignment]
+        module = module.get_submodule(name)
     return module
 
 
@@ -80,12 +80,12 @@ def copy_module(module: nn.Module) -> nn.Module:
         memo |= {id(one): one.detach().clone() for one in tensors_in(vars(child)) if not one.is_leaf}
         # Which torch cannot copy, unlike lazy parameters.
         lazy = [one for one in child.buffers(recurse=False) if is_lazy(one)]
-        memo |= {id(one): nn.UninitializedBuffer(device=one.device, dtype=one.dtype) for one in lazy}
+        memo |= {id(one): nn.UninitializedBuffer(device=one.device, dtype=one.dtype) for one in lazy}  # type: ignore[call-arg]
     try:
         for child in reversed(list(module.modules())):
             name = _inner_name(child)
             if name is not None:
-                memo[id(child)] = _Place(name, copy.deepcopy(child._modules[name], memo))
+                memo[id(child)] = _Place(name, copy.deepcopy(child.get_submodule(name), memo))
         copied = copy.deepcopy(module, memo)
     except Exception as error:
         # A user's class may refuse to be copied in any way.
