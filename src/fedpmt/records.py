@@ -181,6 +181,7 @@ class ResultRecord(Scored):
     weights_sha256: str
     server_operations: float = 0.0
     evaluates: Evaluated = "global"
+    score_by_width: dict[str, float] | None = None  # of narrow nets, by their share of the channels
     stopped: Stopped = "rounds"
     run: str = ""  # the folder
     data: str = ""

@@ -426,10 +426,10 @@ def test_methods() -> None:
     listed = call("methods", "--json")
     assert len(listed.out.splitlines()) == 1
     assert set(listed.json) == set(METHODS)
-    assert listed.json["feddrop"]["scope"] == "fc"
+    assert listed.json["feddrop"]["scope"] == "auto"
     text = call("methods").out
     assert all(name in text for name in METHODS)
-    assert "scope=fc" in text
+    assert "scope=auto" in text
 
 
 def test_data_list(tmp_path: Path) -> None:

@@ -11,10 +11,15 @@ from benches import Bench, trained
 
 import fedpmt
 from fedpmt.methods.fedavg import FedAvg
+from fedpmt.methods.feddrop import FedDrop
+from fedpmt.methods.fjord import FjORD
 from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.methods.registry import METHODS, create
+from fedpmt.methods.slimfl import SlimFL
 from fedpmt.models.layered import layered
+from fedpmt.parts.part import size as size_of
 from fedpmt.parts.width import channel_norms, hidden_groups
+from fedpmt.types import SettingError
 from models.nets_of_users import ResNet
 from support import FEW, STAGES, images, stored_accuracy
 
@@ -70,6 +75,67 @@ def test_neutral_and_capable_is_fedavg_bit_for_bit(name: str) -> None:
     for key, tensor in theirs.state.tensors.items():
         assert torch.equal(shown.tensors[key], tensor), key
     assert not torch.equal(theirs.state.tensors["bn.running_mean"], torch.zeros(4))
+
+
+def test_feddrop_really_drops() -> None:
+    """It has no hidden fully connected layer, which is all that was thinned: its filters are."""
+    drops, average = Bench(FedDrop(), residual()), Bench(FedAvg(), residual())
+    size = float(drops.model.structure.size(drops.model.structure.parameters))
+    weak, strong = drops.reply(0, budget=size / 3), average.reply(0)
+    shapes = drops.model.structure.shapes
+    kept, whole = (
+        sum(size_of(one, shapes[name]) for name, one in r.part.trained.items()) for r in (weak, strong)
+    )
+    assert kept < whole / 2
+    ours, theirs = (
+        bench.aggregate([reply]).state.tensors for bench, reply in ((drops, weak), (average, strong))
+    )
+    assert not torch.equal(ours["blocks.1.conv2.weight"], theirs["blocks.1.conv2.weight"])
+    with pytest.raises(SettingError, match=r"feddrop.scope = 'fc' thins nothing"):
+        Bench(FedDrop(scope="fc"), residual())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "widths"),
+    [
+        ("heterofl", {}, ["1", "0.5", "0.25", "0.125", "0.0625"]),
+        ("fedrolex", {"rate": 0.5}, ["1", "0.5"]),
+        ("fjord", {"sizes": 2}, ["0.5", "1"]),
+        ("slimfl", {}, ["0.5", "1"]),
+        ("fedavg", {}, None),
+    ],
+)
+def test_every_width_has_a_score(
+    name: str, options: dict[str, Any], widths: list[str] | None, tmp_path: Path
+) -> None:
+    run = fedpmt.run(
+        name,
+        model=ResNet(),
+        train=images(150),
+        test=images(60, 1),
+        out=tmp_path / "run",
+        options=options,
+        rounds=3,
+        lr=0.1,
+        **FEW,
+    )
+    assert run.result is not None
+    found = run.result.score_by_width
+    assert (None if found is None else list(found)) == widths
+    if found is not None:
+        # The whole net is the global model, but for widths that nobody has trained.
+        assert found["1"] == pytest.approx(run.result.score)
+
+
+@pytest.mark.parametrize(("method", "factor"), [(HeteroFL(), 2.0), (FjORD(sizes=2), 1.0), (SlimFL(), 1.0)])
+def test_the_net_of_a_width_is_the_one_that_devices_train(method: Any, factor: float) -> None:
+    """HeteroFL scales what narrow layers give by 1 / r in training, so a narrow net is made of scaled weights."""
+    bench = Bench(method, residual())
+    half = bench.method.predictors_by_width(bench.state)["0.5"].tensors
+    whole = bench.state.tensors
+    torch.testing.assert_close(half["stem.weight"], whole["stem.weight"][:2] * factor)
+    torch.testing.assert_close(half["fc.weight"], whole["fc.weight"][:, :4])
+    assert bench.model.forward(half, torch.zeros(2, 1, 8, 8)).shape == (2, 3)
 
 
 def test_averaged_statistics_are_means_over_those_that_have_the_channel() -> None:

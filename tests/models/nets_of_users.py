@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class Block(nn.Module):
@@ -87,3 +88,45 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.relu(self.first(x)))  # type: ignore[no-any-return]
+
+
+class Grouped(nn.Module):
+    """GroupNorm, grouped and depthwise convolutions, squeeze and excite, and many activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16)
+        self.grouped = nn.Conv2d(16, 16, 3, padding=1, groups=8)
+        self.wide = nn.Sequential(nn.Conv2d(16, 10, 1), nn.ReLU6(), nn.Dropout2d(0.1))
+        self.deep = nn.Sequential(nn.Conv2d(10, 10, 3, padding=1, groups=10), nn.BatchNorm2d(10), nn.SiLU())
+        self.squeeze, self.excite = nn.Linear(10, 4), nn.Linear(4, 10)
+        self.head = nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.grouped(functional.hardswish(self.norm(self.stem(x))))
+        x = self.deep(self.wide(functional.gelu(x)))
+        gate = self.excite(self.squeeze(x.mean((2, 3))).relu()).sigmoid()
+        return self.head((x * gate[:, :, None, None]).amax((2, 3)))  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """Attention over a residual stream, with queries, keys and values in one weight, and a gated MLP."""
+
+    def __init__(self, heads: int = 4, size: int = 16) -> None:
+        super().__init__()
+        self.h, self.size = heads, size
+        self.embed, self.norm = nn.Linear(6, size), nn.LayerNorm(size)
+        self.qkv, self.out = nn.Linear(size, 3 * size), nn.Linear(size, size)
+        self.up, self.down = nn.Linear(size, 20), nn.Linear(10, size)
+        self.head = nn.Linear(size, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        rows, steps, _ = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(rows, steps, 3, self.h, -1).permute(2, 0, 3, 1, 4)
+        x = x + self.out(self.merge(functional.scaled_dot_product_attention(q, k, v), x))
+        x = x + self.down(functional.glu(self.up(x)))
+        return self.head(x.mean(1))  # type: ignore[no-any-return]
+
+    def merge(self, heads: Tensor, x: Tensor) -> Tensor:
+        return heads.transpose(1, 2).flatten(2)

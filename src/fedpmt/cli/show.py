@@ -134,9 +134,13 @@ def named_score(record: RoundRecord | ResultRecord) -> str:
 
 def result_fields(result: ResultRecord) -> dict[str, Any]:
     """What a run ended with, its score under its own name."""
-    values = result.model_dump(mode="json", exclude={"score_name", "maximize", "scores"})
+    values = result.model_dump(mode="json", exclude={"score_name", "maximize", "scores", "score_by_width"})
     scored = {score_title(result.score_name): score(result)}
     scored |= {score_title(name): f"{value:.4g}" for name, value in result.scores.items()}
+    if result.score_by_width is not None:
+        widths = result.score_by_width.items()
+        shown = (f"{width}: {score(result.model_copy(update={'score': one}))}" for width, one in widths)
+        scored["score_by_width"] = ", ".join(shown)
     fields: dict[str, Any] = {}
     for key, value in values.items():
         fields |= scored if key == "score" else {key: value}

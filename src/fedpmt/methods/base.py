@@ -211,6 +211,10 @@ class Method(ABC, Generic[S, D]):
     def predictor(self, state: S) -> Predictor:
         """What to evaluate."""
 
+    def predictors_by_width(self, state: S) -> Mapping[str, Predictor]:
+        """Narrow nets to evaluate at the end, by their share of the channels: none."""
+        return {}
+
     def neutral(self) -> Self | None:
         """The settings that reduce it to FedAvg when every device can do everything; None where there are none."""
         return None

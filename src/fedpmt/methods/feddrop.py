@@ -3,8 +3,9 @@ Resource Constrained Devices", 2022, as the FedPMT paper compares with it.
 
 Each round each device gets a random sub-net of its own: a share `keep` of the hidden neurons, matched to
 its budget. The paper's complexity table shows that only fully connected hidden layers are thinned there
-(scope "fc") and that its rate is the share kept. Neither paper says how sub-nets are averaged: the overlap
-mean follows equation 7; fill and zero fill are options. The mask is constant over a local round.
+(scope "fc", which "auto" chooses for models that have such layers) and that its rate is the share kept. Neither
+paper says how sub-nets are averaged: the overlap mean follows equation 7; fill and zero fill are options. The mask
+is constant over a local round.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from fedpmt.methods.averaging import Averaged, PartAveraging
 from fedpmt.methods.base import Traits, acts, require
+from fedpmt.models.structure import HIDDEN
 from fedpmt.parts.depth import full
-from fedpmt.parts.width import first_channels, random_channels, thinned
+from fedpmt.parts.width import first_channels, hidden_groups, random_channels, thinned
 from fedpmt.pricing.matching import match_keep, rate_within
 from fedpmt.training.local import LocalWork
 from fedpmt.training.scaled import ScaledWork
+from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedpmt.aggregation import Rule
-    from fedpmt.methods.base import Round
+    from fedpmt.methods.base import Round, Setup
+    from fedpmt.models.structure import Axes, Kind
     from fedpmt.parts.part import Part
     from fedpmt.training.messages import Client
 
@@ -35,7 +39,9 @@ if TYPE_CHECKING:
 class FedDrop(PartAveraging):
     """Random sub-nets by width."""
 
-    scope: Literal["fc", "all"] = "fc"  # hidden fully connected layers, or convolutional filters too
+    scope: Literal["auto", "fc", "all"] = (
+        "auto"  # hidden fully connected layers, or filters and heads too; auto: those, where there is no such layer
+    )
     aggregation: Literal["overlap", "fill", "zero"] = "overlap"
     scaling: bool = False  # multiply kept activations by n / m while training (inverted dropout)
     keep: float | None = None  # the same share for all devices instead of one matched to the budget
@@ -62,6 +68,12 @@ class FedDrop(PartAveraging):
     def local(self) -> LocalWork[Any]:
         return ScaledWork() if self.scaling else LocalWork()
 
+    def init(self, setup: Setup) -> Averaged:
+        state = super().init(setup)
+        if self.keep != 1:
+            self.thinned_kinds(state.structure.require_axes("feddrop"))
+        return state
+
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         keep = self.keep or self.matched(state, client, round)
         if keep == 1:
@@ -85,9 +97,18 @@ class FedDrop(PartAveraging):
     ) -> Part:
         """A sub-net of exactly kept_count(n_l, keep) neurons of each layer in scope."""
         axes = state.structure.require_axes("feddrop")
-        return thinned(
-            state.structure, axes, keep, ("linear",) if self.scope == "fc" else ("linear", "conv"), pick
-        )
+        return thinned(state.structure, axes, keep, self.thinned_kinds(axes), pick)
+
+    def thinned_kinds(self, axes: Axes) -> tuple[Kind, ...]:
+        """What is thinned."""
+        connected: tuple[Kind, ...] = ("linear",)
+        if self.scope == "all" or (self.scope == "auto" and not hidden_groups(axes, connected)):
+            return HIDDEN
+        if not hidden_groups(axes, connected):
+            raise SettingError(
+                "feddrop.scope = 'fc' thins nothing: the model has no hidden fully connected layer (use all)"
+            )
+        return connected
 
     def neutral(self) -> Self:
         return replace(self, keep=1.0, aggregation="overlap", scaling=False)

@@ -23,6 +23,8 @@ from fedpmt.training.server import REPLACE, ServerOptimizer
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from fedpmt.kernels import StepRule
@@ -140,8 +142,12 @@ class FjORD(Method[Nested, None]):
 
     def widths(self, structure: Structure) -> tuple[Part, ...]:
         """The parts of all p, narrowest first, each with the narrower ones inside."""
-        shares = [level / self.sizes for level in range(1, self.sizes + 1)]
-        return nested(structure, {f"p {share:.2f}": share for share in shares}, "fjord")
+        return nested(structure, {f"p {share:.2f}": share for share in self.shares}, "fjord")
+
+    @property
+    def shares(self) -> list[float]:
+        """P, narrowest first."""
+        return [level / self.sizes for level in range(1, self.sizes + 1)]
 
     def init(self, setup: Setup) -> Nested:
         prototype = setup.prototypes[GLOBAL]
@@ -158,6 +164,10 @@ class FjORD(Method[Nested, None]):
     def predictor(self, state: Nested) -> Predictor:
         """The net of the widest p that anybody has trained: p = 1, if a budget pays for it."""
         return state.predictor(self.widths(state.structure), state.widest or self.sizes)
+
+    def predictors_by_width(self, state: Nested) -> Mapping[str, Predictor]:
+        """The net of every p."""
+        return state.by_width(self.widths(state.structure), self.shares)
 
     def neutral(self) -> Self:
         return replace(self, weight="samples", sizes=1, distil=False)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 from fedpmt.methods.averaging import Averaged, Weight, weight_of
 from fedpmt.methods.base import Predictor
 from fedpmt.parts.part import GLOBAL, WHOLE, Part, embedded, size, take, travelling_shapes
-from fedpmt.parts.width import corners, thinned, without_buffers
+from fedpmt.parts.width import (
+    corners,
+    first_channels,
+    hidden_groups,
+    kept_count,
+    narrow,
+    without_buffers,
+)
 from fedpmt.pricing.cost import FLOAT_BYTES
 from fedpmt.training.local import LocalWork, Outcome
 from fedpmt.types import MODEL
@@ -78,20 +85,38 @@ class Nested:
         tensors = {**self.tensors, **self.statistics.get(statistics_of(len(nets)), {})}
         if level == len(nets):
             return Predictor("global", GLOBAL, tensors)
+        return Predictor(
+            "global", GLOBAL, embedded(self.cut(nets, level), nets[level - 1].sent, self.structure.shapes)
+        )
+
+    def cut(self, nets: Sequence[Part], level: int) -> dict[str, Tensor]:
+        """The tensors of the net of a level, counted from 1, with its own statistics."""
         sent, own = nets[level - 1].sent, self.statistics.get(statistics_of(level), {})
-        cut = {name: own[name] if name in own else take(tensors[name], kept) for name, kept in sent.items()}
-        return Predictor("global", GLOBAL, embedded(cut, sent, self.structure.shapes))
+        return {
+            name: own[name] if name in own else take(self.tensors[name], kept) for name, kept in sent.items()
+        }
+
+    def by_width(self, nets: Sequence[Part], shares: Sequence[float]) -> dict[str, Predictor]:
+        """The net of every level, by its share of the channels."""
+        return {
+            f"{share:g}": Predictor("global", GLOBAL, self.cut(nets, level))
+            for level, share in enumerate(shares, start=1)
+        }
 
 
 def nested(structure: Structure, shares: Mapping[str, float], method: str) -> tuple[Part, ...]:
     """A net for each share of the hidden channels, by name, narrowest first, each with the narrower ones inside it.
 
-    Only weights come back in it: statistics travel by width, in groups of their own.
+    Only weights come back in it: statistics travel by width, in groups of their own. Groups whose leading channels
+    are not the corner of every tensor stay whole: heads whose queries, keys and values stand in one weight.
     """
     axes, nets = structure.require_axes(method), list[Part]()
+    tiled = {axis.group for each in axes.tensors.values() for axis in each if axis.tiles > 1}
+    cut = [group for group in hidden_groups(axes) if group.name not in tiled]
     for label, share in shares.items():
-        net = without_buffers(structure, thinned(structure, axes, share, derivable=True))
-        nets.append(replace(net, label=label, inner=tuple(nets)))
+        kept = {group.name: first_channels(group.size, kept_count(group.size, share)) for group in cut}
+        net = without_buffers(structure, narrow(structure, axes, kept, label, derivable=True))
+        nets.append(replace(net, inner=tuple(nets)))
     return tuple(nets)
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from fedpmt.methods.averaging import Averaged, PartAveraging, Weight, send
 from fedpmt.methods.base import Traits, acts, require
-from fedpmt.parts.width import HIDDEN, of_classes, thinned, without_buffers
+from fedpmt.models.structure import HIDDEN
+from fedpmt.parts.part import take
+from fedpmt.parts.width import of_classes, thinned, without_buffers
 from fedpmt.pricing.matching import rate_within
-from fedpmt.training.scaled import ScaledWork
+from fedpmt.training.messages import Task
+from fedpmt.training.scaled import RATE, ScaledWork
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
     from fedpmt.methods.base import Predictor, Round
     from fedpmt.parts.part import Part
-    from fedpmt.training.local import LocalWork
-    from fedpmt.training.messages import Client, Task
+    from fedpmt.training.messages import Client
 
 HALVING = (1.0, 0.5, 0.25, 0.125, 0.0625)
 """Levels a to e of both papers."""
@@ -58,7 +62,7 @@ class SliceAveraging(PartAveraging):
         )
 
     @property
-    def local(self) -> LocalWork[Any]:
+    def local(self) -> ScaledWork:
         return ScaledWork("rate" if self.scaler else None, self.masked, self.clip, self.norm == "frozen")
 
     @property
@@ -99,10 +103,23 @@ class SliceAveraging(PartAveraging):
     def assign(self, state: Averaged, client: Client, round: Round) -> Task:
         rate = self.rate_of(state, client, round)
         part = self.held(state, client, self.slice(state, rate, round))
-        return send(state.tensors, (part,), scalars={"rate": rate})
+        return send(state.tensors, (part,), scalars={RATE: rate})
 
     def predictor(self, state: Averaged) -> Predictor:
         return replace(super().predictor(state), statistics="data" if self.norm == "static" else "stored")
+
+    def predictors_by_width(self, state: Averaged) -> Mapping[str, Predictor]:
+        """The leading channels at the papers' widths, scaled as they are in training."""
+        structure, whole = state.structure, self.predictor(state)
+        axes = structure.require_axes(self.name)
+        found = {}
+        for rate in HALVING if self.rate is None else sorted({1.0, self.rate}, reverse=True):
+            part = thinned(structure, axes, rate)
+            factors = self.local.factors(Task((part,), {}, {RATE: rate}), part, structure)
+            cut = {name: take(whole.tensors[name], kept) for name, kept in part.sent.items()}
+            tensors = {name: one * factors[name] if name in factors else one for name, one in cut.items()}
+            found[f"{rate:g}"] = replace(whole, tensors=tensors)
+        return found
 
     def neutral(self) -> Self:
         return replace(self, weight="samples", rate=1.0, masked=False, clip=None, norm="averaged")

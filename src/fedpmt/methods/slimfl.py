@@ -29,6 +29,8 @@ from fedpmt.training.server import REPLACE, ServerOptimizer
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from fedpmt.models.structure import Structure
@@ -215,6 +217,10 @@ class SlimFL(Method[Nested, None]):
     def predictor(self, state: Nested) -> Predictor:
         """The net at the width to be tested."""
         return state.predictor(self.nets(state.structure), self.widths().index(self.evaluated) + 1)
+
+    def predictors_by_width(self, state: Nested) -> Mapping[str, Predictor]:
+        """The net of every width."""
+        return state.by_width(self.nets(state.structure), self.widths())
 
     def neutral(self) -> Self:
         best = (1 + self.threshold) / (2 + self.threshold)  # λ*, where both messages need the same channel

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fedpmt.models.axes import sequential_axes, traced_axes
+from fedpmt.models.axes import chain_axes, declared_axes, fit_attributes, traced_axes
 from fedpmt.models.chain import bind_chain, find_chain, is_plain_sequential, sequential_children, split_chain
 from fedpmt.models.cutting import Cut, capture, find_cut, replay, unit_calls
 from fedpmt.models.finding import (
@@ -28,6 +29,7 @@ from fedpmt.models.unwrap import computes_weights, copy_module, prepare
 from fedpmt.types import Arrays, SettingError, Tensors
 
 if TYPE_CHECKING:
+    from fedpmt.models.axes.declared import Declared
     from fedpmt.models.chain import Chain, Link
     from fedpmt.models.cutting import UnitCall
     from fedpmt.models.finding import Stage
@@ -240,15 +242,19 @@ class LayeredModel:
 
         Only what has changed since the last time is put there, so that the steps of a local round cost next to nothing.
         """
-        bound = self._bound
+        bound, changed = self._bound, False
         if len(bound) > len(tensors) or not bound.keys() <= tensors.keys():
             for name in [name for name in bound if name not in tensors]:
                 self._put(name, self._own[name])
                 del bound[name]
+                changed = True
         for name, tensor in tensors.items():
             if bound.get(name) is not tensor:
                 self._put(name, tensor)
                 bound[name] = tensor
+                changed = True
+        if changed:
+            fit_attributes(self.module, self.structure, bound)
 
     def _put(self, name: str, tensor: Tensor) -> None:
         for holder, attribute in self._slots[name]:
@@ -300,7 +306,7 @@ def layered(
     *,
     layers: Sequence[str | Sequence[str]] | None = None,
     example: Arrays | None = None,
-    axes: Axes | None = None,
+    axes: Axes | Declared | None = None,
     tied: TiedOwner = "last",
 ) -> LayeredModel:
     """Find the layers of a module, which itself stays as it is.
@@ -312,7 +318,8 @@ def layered(
             a parameter, or a list of these.
         example: Two or more samples of inputs, by which layers are found. Only a plain `nn.Sequential`, or a module
             whose layers are named, does without.
-        axes: Which channels go together, for cutting by width; else they are found.
+        axes: Which channels go together, for cutting by width: for each tensor that is cut, a group's name for each of
+            its axes. Else they are found by following the example, when a method asks.
         tied: The layer to which a parameter belongs that several use: the first of them or the last.
 
     Raises:
@@ -326,10 +333,12 @@ def layered(
     own = prepare(module, example, _call)
     scratch = copy_module(own)
     few = many = None
+    channels: Axes | Callable[[], Axes] | None
+    channels = declared_axes(own, axes, example) if isinstance(axes, Mapping) else axes
     if layers is None and _is_plain_chain(own, traceable=example is not None):
         children = list(sequential_children(own))
         stages = group(children)
-        axes = axes or sequential_axes(own, [path for path, _ in children])
+        channels = channels or chain_axes(own, [path for path, _ in children])
     elif example is not None:
         few, many = (trace(scratch, _rows(example, rows), _call) for rows in ([0, 1], [0, 1, 0]))
         finder = Finder(own, few)
@@ -342,7 +351,9 @@ def layered(
             "name its layers in the order of the forward pass (layers=[...])"
         )
     _check(own, stages)
-    layout = arrange(own, stages, few, axes or traced_axes(scratch.eval()), tied)
+    if channels is None and example is not None:
+        channels = partial(_follow, module, example)
+    layout = arrange(own, stages, few, channels, tied)
     # What runs before the first layer is in none of them.
     chain = None if layout.base else find_chain(own, example)
     cuts = None
@@ -351,6 +362,11 @@ def layered(
         few.forget_values()
         cuts = None if calls is None else Cuts(_rows(example, [0, 1]), calls, few)
     return LayeredModel(own, layout, chain, cuts)
+
+
+def _follow(module: nn.Module, example: Arrays) -> Axes:
+    """Find the channels of a user's module; of a copy, as the model's own is changed whenever it runs."""
+    return traced_axes(prepare(module, example, _call), example)
 
 
 def _is_plain_chain(module: nn.Module, *, traceable: bool) -> bool:

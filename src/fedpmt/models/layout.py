@@ -10,7 +10,7 @@ from fedpmt.models.structure import Axes, Layer, Structure
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -34,7 +34,7 @@ def arrange(
     module: nn.Module,
     stages: Sequence[Stage],
     trace: Trace | None,
-    axes: Axes | None,
+    axes: Axes | Callable[[], Axes] | None,
     tied: TiedOwner = "last",
 ) -> Layout:
     """Give every tensor of a module its layer.

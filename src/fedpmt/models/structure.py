@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
 
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-Kind = Literal["input", "linear", "conv", "output"]
+Kind = Literal["linear", "conv", "heads", "output"]
+HIDDEN: tuple[Kind, ...] = ("linear", "conv", "heads")
 
 
 @dataclass(frozen=True)
@@ -39,16 +42,27 @@ class Axis:
     """One axis of a tensor: the channel group it runs over, each channel `repeat` times in a row.
 
     A flatten between a convolution and a linear layer is a repeat: channel c owns the inputs
-    c * repeat to (c + 1) * repeat - 1. An axis that is never cut has no group.
+    c * repeat to (c + 1) * repeat - 1. Tiles follow one another: queries, keys and values of all heads in
+    one weight are three. An axis that is never cut has no group.
     """
 
     group: str | None = None
     repeat: int = 1
+    tiles: int = 1
+
+    def positions(self, channels: np.ndarray, size: int) -> np.ndarray:
+        """Where these channels of a group of this size stand along the axis.
+
+        >>> Axis("heads", repeat=2, tiles=2).positions(np.array([0, 2]), size=3).tolist()
+        [0, 1, 4, 5, 6, 7, 10, 11]
+        """
+        tile = (channels[:, None] * self.repeat + np.arange(self.repeat)).reshape(-1)
+        return (np.arange(self.tiles)[:, None] * size * self.repeat + tile).reshape(-1)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Channels that are kept or cut together. Inputs and classes are never cut."""
+    """Channels that are kept or cut together: units, filters or heads of attention. Classes are never cut."""
 
     name: str
     size: int
@@ -57,7 +71,18 @@ class Group:
     @property
     def hidden(self) -> bool:
         """Whether its channels may be cut."""
-        return self.kind in ("linear", "conv")
+        return self.kind in HIDDEN
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A number that a module keeps and that must fit the tensors: `times` as many as there are channels in a group."""
+
+    module: str  # its path
+    attribute: str  # e.g. num_heads, or groups of a depthwise convolution
+    group: str
+    times: int = 1
+    place: int | None = None  # where in the attribute it stands, if that is a tuple
 
 
 @dataclass(frozen=True)
@@ -66,6 +91,31 @@ class Axes:
 
     groups: Mapping[str, Group]
     tensors: Mapping[str, tuple[Axis, ...]]
+    transposed: tuple[str, ...] = ()  # weights stored as inputs x outputs: embeddings, GPT-2's layers
+    fits: tuple[Fit, ...] = ()  # what modules must know to run with fewer channels
+    stopped: str = ""  # why nothing can be cut, where that is so
+
+    def leaving(self, weight: str) -> int:
+        """The axis of a weight that its outputs run over; its inputs run over the other one of the first two."""
+        return 1 if weight in self.transposed else 0
+
+    def counts(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """How many channels each group has in tensors of these shapes."""
+        return {
+            group: shapes[name][place] // (axis.repeat * axis.tiles)
+            for group, (name, place, axis) in self._samples.items()
+            if name in shapes
+        }
+
+    @cached_property
+    def _samples(self) -> dict[str, tuple[str, int, Axis]]:
+        """One tensor and axis for each group."""
+        return {
+            axis.group: (name, place, axis)
+            for name, axes in self.tensors.items()
+            for place, axis in enumerate(axes)
+            if axis.group is not None
+        }
 
 
 @dataclass(frozen=True)
@@ -77,8 +127,16 @@ class Structure:
 
     layers: tuple[Layer, ...]
     shapes: Mapping[str, tuple[int, ...]]
-    axes: Axes | None = None
+    channels: Axes | Callable[[], Axes] | None = None  # the axes, or what finds them once somebody asks
     fixed: tuple[str, ...] = ()  # neither trained nor averaged: what the owner froze, and counters
+
+    @cached_property
+    def axes(self) -> Axes | None:
+        """Which channels go together; None where there was nothing to find it out with."""
+        if callable(self.channels):
+            # What was found is a part of this value from now on, in a checkpoint, too.
+            object.__setattr__(self, "channels", self.channels())
+        return cast("Axes | None", self.channels)
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -105,9 +163,12 @@ class Structure:
         return sum(math.prod(self.shapes[name]) for name in names)
 
     def require_axes(self, why: str) -> Axes:
-        """The axes, or a plain refusal where the model does not declare them."""
-        if self.axes is None:
+        """The axes, or a refusal that says what stops the model from being cut by width."""
+        if self.axes is None or self.axes.stopped:
+            reason = (
+                self.axes.stopped if self.axes else "there is no example batch to follow its channels with"
+            )
             raise SettingError(
-                f"{why} needs channel axes, which this model does not declare: it can be cut by depth only"
+                f"{why}: this model can't be cut by width: {reason}; say which channels go together (axes=...)"
             )
         return self.axes

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedpmt.models.structure import HIDDEN
 from fedpmt.parts.part import GLOBAL, WHOLE, Indices, Part, Selection, local_shape, take
+from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from fedpmt.models.structure import Axes, Group, Kind, Structure
 
 INDEX_BYTES = 4
-HIDDEN: tuple[Kind, ...] = ("linear", "conv")
 
 
 def kept_count(size: int, rate: float) -> int:
@@ -83,9 +84,13 @@ def channel_norms(structure: Structure, tensors: Mapping[str, Tensor], group: Gr
     axes = structure.require_axes("a channel's norm")
     total = np.zeros(group.size)
     for name in structure.parameters:
-        first, *others = axes.tensors[name]
-        if others and first.group == group.name and first.repeat == 1:
-            total += tensors[name].detach().abs().flatten(1).sum(dim=1).cpu().double().numpy()
+        if len(axes.tensors[name]) < 2:
+            continue
+        place = axes.leaving(name)
+        axis = axes.tensors[name][place]
+        if axis.group == group.name:
+            weight = tensors[name].detach().abs().movedim(place, 0).flatten(1).sum(dim=1).cpu().double()
+            total += weight.reshape(axis.tiles, group.size, axis.repeat).sum(dim=(0, 2)).numpy()
     return total
 
 
@@ -127,7 +132,9 @@ def narrow(
 def of_classes(structure: Structure, part: Part, held: np.ndarray) -> Part:
     """The same part with only these classes' rows of the classifier trained; all rows are still sent."""
     axes = structure.require_axes("training some classes")
-    classes = next(group for group in axes.groups.values() if group.kind == "output")
+    classes = next((group for group in axes.groups.values() if group.kind == "output"), None)
+    if classes is None:
+        raise SettingError("training some classes needs axes= with a group 'output': the classes")
     if len(held) == classes.size:
         return part
     trained = dict(part.trained)
@@ -139,7 +146,7 @@ def of_classes(structure: Structure, part: Part, held: np.ndarray) -> Part:
             lists = list(selection.axes)
         for place, axis in enumerate(axes.tensors[name]):
             if axis.group == classes.name:
-                lists[place] = _expand(held, axis.repeat)
+                lists[place] = axis.positions(held, classes.size)
         trained[name] = Indices(tuple(lists))
     return replace(part, trained=trained)
 
@@ -176,14 +183,11 @@ def narrow_start(structure: Structure, tensors: Mapping[str, Tensor], part: Part
 
 def _selection(axes: Axes, name: str, shape: tuple[int, ...], kept: Mapping[str, np.ndarray]) -> Selection:
     lists = tuple(
-        _expand(kept[axis.group], axis.repeat) if axis.group is not None and axis.group in kept else None
+        axis.positions(kept[axis.group], axes.groups[axis.group].size)
+        if axis.group is not None and axis.group in kept
+        else None
         for axis in axes.tensors[name]
     )
     if all(positions is None or len(positions) == full for positions, full in zip(lists, shape, strict=True)):
         return WHOLE
     return Indices(lists)
-
-
-def _expand(channels: np.ndarray, repeat: int) -> np.ndarray:
-    """Positions of the channels along an axis that holds each of them `repeat` times in a row."""
-    return (channels[:, None] * repeat + np.arange(repeat)).reshape(-1)

@@ -184,6 +184,19 @@ def by_class(each: list[Any] | None, test: Examples, classes: int | None) -> dic
     }
 
 
+def score_by_width(federation: Federation, state: Any) -> dict[str, float] | None:
+    """The score of each narrow net that the method is for; None where it is not for narrow nets."""
+    scores: dict[str, float] = {}
+    for width, predictor in federation.method.predictors_by_width(state).items():
+        shown = predictor if predictor.statistics == "stored" else find_statistics(federation, predictor)
+        found = evaluate_global(
+            federation.executor, federation.problem.objective, shown, federation.data.test, None
+        )
+        if found.score is not None and np.isfinite(found.score):
+            scores[width] = found.score
+    return scores or None
+
+
 def with_statistics(
     executor: Executor, predictor: Predictor, structure: Structure, shards: Iterable[Examples]
 ) -> Predictor:

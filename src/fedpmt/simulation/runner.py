@@ -317,6 +317,8 @@ def _stop(federation: Federation, saved: Saved) -> Stopped | None:
 def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) -> ResultRecord:
     from safetensors.torch import save
 
+    from fedpmt.simulation.evaluation import score_by_width
+
     settings, progress, totals = federation.settings, saved.progress, saved.totals
     predictor, objective = federation.predictor(progress), federation.problem.objective
     if stopped == "diverged":
@@ -348,6 +350,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         server_operations=totals.server_operations,
         weights_sha256=weights_sha256(predictor.tensors),
         evaluates=predictor.kind,
+        score_by_width=None if stopped == "diverged" else score_by_width(federation, progress.state),
         stopped=stopped,
         run=str(folder),
         data=settings.data,

@@ -56,16 +56,21 @@ class ScaledWork(LocalWork[None]):
         for weight in structure.parameters:
             if len(axes.tensors[weight]) < 2:
                 continue  # a bias, which goes with its weight, or a norm, which is not scaled
-            place = 1 if self.scale == "inputs" else 0
-            group = axes.tensors[weight][place].group
-            if group is None or not axes.groups[group].hidden or group in normed:
-                continue
-            full = structure.shapes[weight]
-            kept = local_shape(part.sent[weight], full)
-            factor = 1 / float(task.scalars[RATE]) if self.scale == "rate" else full[place] / kept[place]
-            bias = f"{weight.removesuffix('weight')}bias"
-            names = [weight, bias] if place == 0 and bias in axes.tensors else [weight]
-            found |= dict.fromkeys(names, factor)
+            leaving = axes.leaving(weight)
+            for place in (leaving, 1 - leaving):
+                group = axes.tensors[weight][place].group
+                if group is None or not axes.groups[group].hidden or group in normed:
+                    continue
+                # What heads see is not scaled, or their attention would be another: what comes of them is.
+                at_entry = self.scale == "inputs" or axes.groups[group].kind == "heads"
+                if at_entry == (place == leaving):
+                    continue
+                full = structure.shapes[weight]
+                kept = local_shape(part.sent[weight], full)
+                factor = 1 / float(task.scalars[RATE]) if self.scale == "rate" else full[place] / kept[place]
+                bias = f"{weight.removesuffix('weight')}bias"
+                names = [weight, bias] if place == leaving and bias in axes.tensors else [weight]
+                found |= {name: found.get(name, 1.0) * factor for name in names}
         return {name: factor for name, factor in found.items() if factor != 1}
 
     def _normed(self, structure: Structure) -> set[str | None]:
@@ -79,12 +84,12 @@ class ScaledWork(LocalWork[None]):
             return None
         axes = structure.require_axes("leaving classes out")
         for name, selection in part.trained.items():
-            group = axes.tensors[name][0].group
-            if group is not None and axes.groups[group].kind == "output" and isinstance(selection, Indices):
-                rows = selection.axes[0]
-                return (
-                    None if rows is None else np.isin(np.arange(axes.groups[group].size), rows, invert=True)
-                )
+            for place, axis in enumerate(axes.tensors[name]):
+                group = axes.groups[axis.group] if axis.group is not None else None
+                if group is None or group.kind != "output" or not isinstance(selection, Indices):
+                    continue
+                rows = selection.axes[place]
+                return None if rows is None else np.isin(np.arange(group.size), rows, invert=True)
         return None
 
     def start(self, job: Job[None]) -> Run[None]:
