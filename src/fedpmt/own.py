@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedpmt import references
 from fedpmt.data.datasets import from_arrays
 from fedpmt.data.federated import federate_dataset
 from fedpmt.data.registry import find_dataset, is_function
-from fedpmt.models.layered import check_shapes, layered
+from fedpmt.models.layered import layered
+from fedpmt.models.unwrap import check_module, unwrap
 from fedpmt.simulation.problem import Problem
 from fedpmt.training.batches import placed
 from fedpmt.types import Arrays, SettingError
@@ -188,7 +190,8 @@ def _candidates(module: nn.Module, path: str = "") -> list[str]:
 
 def fingerprint(model: nn.Module, *arrays: Arrays) -> str:
     """Digest a model's weights and arrays, so that a run is only ever resumed with its own."""
-    check_shapes(model)
+    model = unwrap(model)
+    check_module(model)
     digest = hashlib.sha256()
     named: list[tuple[str, Any]] = list(model.state_dict().items())
     for number, group in enumerate(arrays):
@@ -204,6 +207,8 @@ def fingerprint(model: nn.Module, *arrays: Arrays) -> str:
 def _as_numpy(array: Any) -> Any:
     if not isinstance(array, torch.Tensor):
         return array
+    if is_lazy(array):
+        return np.zeros(0)  # its values are found by the data
     tensor = array.detach().cpu()
     # NumPy has no bfloat16.
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -21,6 +21,7 @@ from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.checkpoint import DeviceStore
 from fedpmt.simulation.cohort import choose
 from fedpmt.simulation.runner import weights_sha256
+from fedpmt.training.batches import compute_device
 from fedpmt.training.privacy import NOISE
 from fedpmt.types import SettingError
 
@@ -71,7 +72,8 @@ class Worker:
         settings, deployment = read_config(context.run_config)
         settings = node_settings(settings, context.node_config)
         problem, method = self._problem(settings), method_of(settings)
-        order = read_order(records, problem.model.structure)
+        compute = compute_device(settings.device)
+        order = read_order(records, problem.model.structure, compute)
         if order.device != device_id(context):
             raise SettingError(f"this node is device {device_id(context)}, not {order.device}")
         # A node that chooses its own depth fits it to the server's deadline.
@@ -80,7 +82,7 @@ class Worker:
             federation = simulator
             if simulator.keeps_state or settings.dp_clip is not None:
                 folder = state_folder(order.run, context, deployment.state_dir)
-                federation = replace(simulator, store=DeviceStore(folder))
+                federation = replace(simulator, store=DeviceStore(folder, compute))
                 if settings.dp_clip is not None:
                     spend(folder, settings.rounds)
             reply = local_round(federation, order, context.node_config)
