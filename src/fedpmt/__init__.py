@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedpmt.methods.prunefl import PruneFL as PruneFL
     from fedpmt.methods.scaffold import Scaffold as Scaffold
     from fedpmt.methods.slimfl import SlimFL as SlimFL
+    from fedpmt.models.structure import Axis as Axis
     from fedpmt.prices import cost as cost
     from fedpmt.prices import layers as layers
     from fedpmt.prices import plan as plan
@@ -72,6 +73,7 @@ _HOMES = {
     "fedpmt.methods.prunefl": ("PruneFL",),
     "fedpmt.methods.scaffold": ("Scaffold",),
     "fedpmt.methods.slimfl": ("SlimFL",),
+    "fedpmt.models.structure": ("Axis",),
     "fedpmt.prices": ("cost", "layers", "plan"),
     "fedpmt.records": ("RoundRecord", "RunRecord", "read_run"),
     "fedpmt.resources": ("Resources",),
@@ -86,6 +88,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "Axis",
     "Comet",
     "Composed",
     "FedAvg",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedpmt.methods.base import Method
+    from fedpmt.models.axes.declared import Declared
     from fedpmt.simulation.problem import Problem
     from fedpmt.training.objective import Loss, Objective
     from fedpmt.training.ready_made import Metrics, Score
@@ -74,6 +75,7 @@ def run(
     train: tuple[Arrays, Arrays] | None = None,
     test: tuple[Arrays, Arrays] | None = None,
     layers: Layers | None = None,
+    axes: Declared | None = None,
     loss: Loss | None = None,
     metric: Score | None = None,
     metrics: Metrics | None = None,
@@ -95,6 +97,8 @@ def run(
             Without them `data=` names a data set, or a function that returns both as `(train, test)`.
         test: The same for the test set.
         layers: The module's layers in the order of the forward pass, where they are not plain to see.
+        axes: For methods that cut by width, where the channels can't be found: for each tensor that is cut, the name of
+            a group of channels for each of its axes, or None where it stays whole.
         loss: `loss(outputs, targets)`, a mean over the batch, of what the model gave; default: that of the `objective`
             (classification, causal-lm, multi-label or regression), which finds the logits in a `ModelOutput`, dict,
             dataclass or tuple, and leaves out labels of -100.
@@ -128,6 +132,7 @@ def run(
         train=train,
         test=test,
         layers=layers,
+        axes=axes,
         loss=loss,
         metric=metric,
         metrics=metrics,
@@ -145,6 +150,7 @@ def compare(
     train: tuple[Arrays, Arrays] | None = None,
     test: tuple[Arrays, Arrays] | None = None,
     layers: Layers | None = None,
+    axes: Declared | None = None,
     loss: Loss | None = None,
     metric: Score | None = None,
     metrics: Metrics | None = None,
@@ -180,6 +186,7 @@ def compare(
         train=train,
         test=test,
         layers=layers,
+        axes=axes,
         loss=loss,
         metric=metric,
         metrics=metrics,
@@ -219,6 +226,7 @@ def make_request(
     train: tuple[Arrays, Arrays] | None = None,
     test: tuple[Arrays, Arrays] | None = None,
     layers: Layers | None = None,
+    axes: Declared | None = None,
     loss: Loss | None = None,
     metric: Score | None = None,
     metrics: Metrics | None = None,
@@ -230,6 +238,8 @@ def make_request(
     given, optimizer, rate = own_training(given)
     given["objective"] = _objective_of(given.get("objective"), loss)
     scored = (metric, metrics, maximize) != (None, None, None) or given["objective"] != "classification"
+    if model is None and axes is not None:
+        raise SettingError("axes needs a model of your own: those of a paper task are known")
     if model is None and scored:
         raise SettingError(
             "loss, metric, metrics, maximize and objective need a model of your own: "
@@ -265,11 +275,13 @@ def make_request(
         # A resumed run goes on with the same scores.
         names = " ".join((objective.score_name, *objective.metrics))
         digest += f" {names} {'max' if objective.maximize else 'min'}"
+    if axes is not None:
+        digest += f" axes={sorted(axes.items())!r}"
     resolved = resolved.model_copy(update={"digest": digest})
 
     def problem() -> Problem:
         module = own.load_module(model, resolved.seed) if isinstance(model, str) else model
-        found = own_problem(resolved, module, train, test, objective)
+        found = own_problem(resolved, module, train, test, objective, axes)
         if hasattr(getattr(chosen, "parts", chosen), "depths"):
             own.warn_of_one_layer(found.model)
         return dataclasses.replace(found, optimizer=optimizer, rate=rate)
@@ -595,6 +607,7 @@ def own_problem(
     train: tuple[Arrays, Arrays] | None,
     test: tuple[Arrays, Arrays] | None,
     objective: Objective,
+    axes: Declared | None = None,
 ) -> Problem:
     """A user's own module, on arrays or on the data set that the settings name."""
     import numpy as np
@@ -622,7 +635,7 @@ def own_problem(
             dataset = dataclasses.replace(dataset, classes=None)  # whole numbers are values
         data = federate_dataset(dataset, **spread)
     example = placed(data.test.take(np.arange(2) % len(data.test))).inputs
-    problem = Problem(find_layers(model, example, settings), data, objective)
+    problem = Problem(find_layers(model, example, settings, axes), data, objective)
     try_out(problem, settings)
     return problem
 

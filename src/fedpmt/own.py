@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedpmt import references
 from fedpmt.data.datasets import from_arrays
 from fedpmt.data.federated import federate_dataset
 from fedpmt.data.registry import find_dataset, is_function
-from fedpmt.models.layered import check_shapes, layered
+from fedpmt.models.layered import layered
+from fedpmt.models.unwrap import check_module, unwrap
 from fedpmt.simulation.problem import Problem
 from fedpmt.training.batches import placed
 from fedpmt.types import Arrays, SettingError
 
 if TYPE_CHECKING:
+    from fedpmt.models.axes.declared import Declared
     from fedpmt.models.layered import LayeredModel
     from fedpmt.settings import Settings
 
@@ -105,11 +108,15 @@ def write_layers(layers: Sequence[str | Sequence[str]] | str | None) -> str:
     return ",".join(name if isinstance(name, str) else "+".join(name) for name in parsed)
 
 
-def find_layers(module: nn.Module, example: Arrays, settings: Settings) -> LayeredModel:
+def find_layers(
+    module: nn.Module, example: Arrays, settings: Settings, axes: Declared | None = None
+) -> LayeredModel:
     """Find a module's layers, and refuse inputs that it cannot run; neither it nor torch's generator changes."""
     try:
         with torch.random.fork_rng(devices=[]):
-            model = layered(module, layers=parse_layers(settings.layers), example=example, tied=settings.tied)
+            model = layered(
+                module, layers=parse_layers(settings.layers), example=example, axes=axes, tied=settings.tied
+            )
             trial = model.clone()
             trial.set_training([False] * len(model.structure.layers))
             with torch.no_grad():
@@ -149,6 +156,13 @@ def warn_of_one_layer(model: LayeredModel) -> None:
     """Log a warning where a model has one layer only, so that no depth but the whole model is left."""
     if len(model.structure.layers) > 1:
         return
+    if model.layout.base:
+        _log.warning(
+            "model: all of %s but '%s' is frozen, so FedPMT can freeze no more and trains as FedAvg does",
+            type(model.module).__name__,
+            model.structure.layers[0].name,
+        )
+        return
     names = _candidates(model.module)
     advice = (
         f'name its layers in the order of the forward pass, e.g. layers="{",".join(names)}"'
@@ -176,7 +190,8 @@ def _candidates(module: nn.Module, path: str = "") -> list[str]:
 
 def fingerprint(model: nn.Module, *arrays: Arrays) -> str:
     """Digest a model's weights and arrays, so that a run is only ever resumed with its own."""
-    check_shapes(model)
+    model = unwrap(model)
+    check_module(model)
     digest = hashlib.sha256()
     named: list[tuple[str, Any]] = list(model.state_dict().items())
     for number, group in enumerate(arrays):
@@ -192,6 +207,8 @@ def fingerprint(model: nn.Module, *arrays: Arrays) -> str:
 def _as_numpy(array: Any) -> Any:
     if not isinstance(array, torch.Tensor):
         return array
+    if is_lazy(array):
+        return np.zeros(0)  # its values are found by the data
     tensor = array.detach().cpu()
     # NumPy has no bfloat16.
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

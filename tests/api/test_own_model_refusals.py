@@ -40,7 +40,6 @@ def pair(count: int, seed: int = 0, low: int = 0) -> tuple[Any, Any]:
             "model: evaluating two samples fails",
         ),
         ({"model": nn.Sequential(nn.Linear(9, 3))}, "model: evaluating two samples fails"),
-        ({"model": nn.Sequential(nn.LazyLinear(3))}, "has no shape yet"),
         ({"model": net(nn.BatchNorm1d(6))}, "training on a batch of 1 fails"),
         (
             {"loss": lambda outputs, targets: outputs.sum(1)},

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from blocks import run_blocks
+from document_blocks import run_blocks
 
 import fedpmt
+import published  # noqa: F401 (before transformers, where torchvision lacks its operators)
 from fedpmt.methods.registry import METHODS, fields
 
 ROOT = Path(__file__).parents[2]
@@ -95,11 +96,13 @@ def test_each_symbol_of_the_paper_has_a_row() -> None:
     assert set(PAPER_SYMBOLS) <= listed
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/adding-a-method.md", "docs/own-model.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/adding-a-method.md", "docs/own-model.md", "docs/fine-tuning.md"]
+)
 def test_examples_run_and_print_what_is_shown(
     document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a price has changed, `python tests/docs/blocks.py DOCUMENT` writes what is printed now."""
+    """Where a price has changed, `python tests/docs/document_blocks.py DOCUMENT` writes what is printed now."""
     text = (ROOT / document).read_text()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

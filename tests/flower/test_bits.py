@@ -10,6 +10,7 @@ import torch
 from flwr.app import Error, Message
 from in_process import BITS, CARRIED, NOT_CARRIED, deploy
 
+from fake_cuda import pretended
 from fedpmt import api
 from fedpmt.api import paper_problem_of
 from fedpmt.flower import apps
@@ -174,3 +175,13 @@ def test_public_samples_that_the_server_does_not_have_are_refused(tmp_path: Path
 
     with pytest.raises(SettingError, match="'feddf' is refused: the server's data has no public samples"):
         deploy(tmp_path, {**BITS, "method": "feddf"}, apps=apps(problem))
+
+
+@pytest.mark.parametrize("method", ["fedpmt", "scaffold"])
+def test_tensors_that_arrive_are_put_on_the_device(method: str, tmp_path: Path) -> None:
+    """On a pretended accelerator, see `fake_cuda`; SCAFFOLD's devices keep tensors between rounds."""
+    given = {**BITS, "method": method, "rounds": 2}
+    simulated = api.run(out=tmp_path / "simulated", **given)
+    with pretended():
+        deployed, _ = deploy(tmp_path, {**given, "device": "cuda"})
+    assert_same_bits(deployed, simulated)

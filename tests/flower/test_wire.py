@@ -105,5 +105,5 @@ def test_tensors_come_back_in_their_own_type(kind: torch.dtype) -> None:
     records = write_order(Order("run", 0, 1, task, 1.0), STRUCTURE)
     numbers = sum(tensor.numel() for tensor in weights.values())
     assert array_bytes(records) == numbers * kind.itemsize + 128 * len(SHAPES)
-    read = read_order(records, STRUCTURE).task.tensors["model"]
+    read = read_order(records, STRUCTURE, torch.device("cpu")).task.tensors["model"]
     assert all(read[name].dtype == kind and torch.equal(read[name], weights[name]) for name in SHAPES)

@@ -26,9 +26,9 @@ from fedpmt.methods.ist import IST
 from fedpmt.methods.prunefl import PruneFL, prunable
 from fedpmt.methods.registry import create
 from fedpmt.methods.slimfl import SlimFL
+from fedpmt.models.structure import HIDDEN
 from fedpmt.parts.depth import full, suffixes
 from fedpmt.parts.width import (
-    HIDDEN,
     disjoint_channels,
     first_channels,
     hidden_groups,

@@ -6,19 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+import fedpmt
 from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.models.tracing import NoFastPath
 from fedpmt.models.trees import tensors_in
 from fedpmt.parts.depth import suffix
 from fedpmt.pricing.price import Price
+from fedpmt.training.ready_made import make_objective
 from fedpmt.types import Examples
 from models.page import PAGE, fill
 from models.zoo import ZOO
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fedpmt.records import RunRecord
     from models.zoo import Published
 
 
@@ -117,3 +123,40 @@ def is_tied(model: LayeredModel, name: str) -> bool:
 def test_the_page_shows_what_is_found() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert fill(text) == text, "run python tests/models/page.py"
+
+
+RUN: dict[str, Any] = {
+    "rounds": 3, "devices": 2, "cohort": 2, "samples": 24, "batch": 8, "levels": "1/3,1", "workers": 1
+}  # fmt: skip
+
+
+def run(name: str, method: str, folder: Path, **settings: Any) -> tuple[RunRecord, Published, Any, Tensor]:
+    published, module, inputs = make(name)
+    targets = published.targets(inputs)
+    before = state(module)
+    data = inputs, targets
+    given = {**RUN, "lr": 0.1, **published.settings, **settings}
+    record = fedpmt.run(method, model=module, train=data, test=data, out=folder, **given)
+    assert same(state(module), before)
+    return record, published, inputs, targets
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_what_is_recorded_is_what_the_saved_model_scores(name: str, tmp_path: Path) -> None:
+    bits = []
+    for method, workers in (("fedavg", 1), ("fedpmt", 1), ("fedpmt", 2)):
+        folder = tmp_path / f"{method}{workers}"
+        record, published, inputs, targets = run(name, method, folder, workers=workers)
+        assert record.result is not None
+        bits.append(record.result.weights_sha256)
+        losses = [one.metrics["train_loss"] for one in record.rounds]
+        assert min(losses[1:]) < losses[0], losses
+        torch.manual_seed(5)  # other weights than those it was trained from
+        fresh = published.make().eval()
+        fresh.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
+        with torch.no_grad():
+            outputs = fresh(**inputs) if isinstance(inputs, dict) else fresh(inputs)
+        objective = make_objective(objective=published.settings.get("objective", "classification"))
+        loss = float(objective.loss(outputs, targets))
+        assert record.result.loss == pytest.approx(loss, rel=1e-4)
+    assert bits[1] == bits[2]

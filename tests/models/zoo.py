@@ -82,10 +82,10 @@ SMALL = {
 VISION = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
 
 
-def lora_bert() -> nn.Module:
+def lora_bert(**options: Any) -> nn.Module:
     """BERT with adapters by peft: the base is frozen, adapters and classifier are trained."""
     peft = importlib.import_module("peft")
-    base = hugging_face("BertForSequenceClassification", "BertConfig", **SMALL)
+    base = hugging_face("BertForSequenceClassification", "BertConfig", **{**SMALL, **options})
     config = peft.LoraConfig(r=2, target_modules=["query", "value"], modules_to_save=["classifier"])
     made: nn.Module = peft.get_peft_model(base, config)
     return made
@@ -205,8 +205,8 @@ def quarters(inputs: Tensor) -> Tensor:
 
 BERT_LAYERS = ("bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1", "bert.pooler", "classifier")
 BLOCKS_OF_RESNET = tuple(f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1))
-LANGUAGE = {"objective": "causal-lm"}
-CLASSIFICATION = {"objective": "classification"}
+LANGUAGE = {"objective": "causal-lm", "lr": 0.2}
+CLASSIFICATION = {"objective": "classification", "lr": 0.2}
 
 ZOO: dict[str, Published] = {
     "BERT": Published(
@@ -325,6 +325,7 @@ ZOO: dict[str, Published] = {
             "conv_head",
             "classifier",
         ),
+        settings={"lr": 0.003},
     ),
     "timm efficientnet_b0": Published(
         partial(timm_model, "efficientnet_b0", num_classes=CLASSES),
@@ -339,6 +340,7 @@ ZOO: dict[str, Published] = {
             "conv_head",
             "classifier",
         ),
+        settings={"lr": 0.01, "batch": 24, "rounds": 4},
     ),
     "timm convnext_atto": Published(
         partial(timm_model, "convnext_atto", num_classes=CLASSES, dims=(8, 16, 24, 32), depths=(1, 1, 2, 1)),
@@ -388,6 +390,7 @@ ZOO: dict[str, Published] = {
         partial(images, 16),
         ("down.0", "down.3", "bottom.0", "bottom.3", "up", "join.0", "join.3", "out"),
         quarters,
+        {"lr": 0.2},
     ),
     "mixture of experts": Published(Experts, partial(images, 8), ("embed", "blocks.0", "blocks.1", "head")),
     "peft LoRA BERT": Published(

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpmt.models.layered import layered
+from fedpmt.models.structure import HIDDEN
 from fedpmt.parts.part import Indices, Whole, size, take, within
 from fedpmt.parts.width import (
-    HIDDEN,
     channel_norms,
     disjoint_channels,
     hidden_groups,

@@ -11,7 +11,7 @@ from fedpmt.types import SettingError
 def test_json_form_is_one_object() -> None:
     table = cost_table("cnn-mnist", "exact")
     read = json.loads(table.model_dump_json())
-    assert list(read) == ["task", "batch", "layers", "mode", "depths"]
+    assert list(read) == ["task", "batch", "layers", "base_bytes", "base_forward", "mode", "depths"]
     assert [layer["name"] for layer in read["layers"]] == ["conv1", "conv2", "fc1", "out"]
     assert read["depths"][0]["frozen"] == ["conv1", "conv2", "fc1"]
     assert read["depths"][-1]["frozen"] == []

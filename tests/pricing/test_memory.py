@@ -24,6 +24,8 @@ from fedpmt.training.messages import Task
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.training.optimizers import SGD
 from fedpmt.types import MODEL, Examples
+from models import zoo
+from published import timm_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,6 +96,24 @@ def transformer() -> LayeredModel:
     return layered(nn.Sequential(nn.Embedding(500, 32), *blocks, Mean(), nn.Linear(32, 10)))
 
 
+def lora_bert() -> LayeredModel:
+    """A base with adapters in both blocks; most of what a device holds is frozen."""
+    sizes = {"vocab_size": 500, "hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 20}
+    return layered(zoo.lora_bert(**sizes, num_labels=10), example=words()[:3])
+
+
+def frozen_resnet() -> LayeredModel:
+    """Transfer learning: the last block and the classifier are trained, on a backbone with BatchNorm."""
+    module = timm_model("resnet18", num_classes=10)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name.startswith(("layer4.1", "fc")))
+    return layered(module, example=images(16)[:3])
+
+
+def words() -> Tensor:
+    return torch.randint(500, (SAMPLES, 20))
+
+
 def images(side: int) -> Tensor:
     return torch.randn(SAMPLES, 3, side, side)
 
@@ -103,7 +123,9 @@ CASES: dict[str, tuple[Callable[[], LayeredModel], Callable[[], Tensor]]] = {
     "resnet": (resnet, lambda: images(16)),
     "joined resnet": (lambda: layered(Joined(), example=images(16)), lambda: images(16)),
     "perceptron": (perceptron, lambda: torch.randn(SAMPLES, 1, 16, 16)),
-    "transformer": (transformer, lambda: torch.randint(500, (SAMPLES, 20))),
+    "transformer": (transformer, words),
+    "peft LoRA BERT": (lora_bert, words),
+    "frozen resnet18": (frozen_resnet, lambda: images(16)),
 }
 
 
@@ -132,7 +154,7 @@ def price_of(
 def measured(
     model: LayeredModel, weights: Tensors, part: Part, inputs: Arrays, local: LocalSettings
 ) -> float:
-    """The received weights, and the most that a local round allocates on top of them."""
+    """The base and the received weights, and the most that a local round allocates on top of them."""
     site = Site({GLOBAL: model}, CLASSIFICATION, local)
     data = Examples(inputs, torch.arange(SAMPLES) % 10, np.arange(SAMPLES))
     task = Task((part,), {MODEL: weights})
@@ -141,7 +163,8 @@ def measured(
         job: Job[None] = Job(site, task, part, None, data, Seeds(0, 0))
         train(LocalWork(), job)
 
-    return peak_bytes(once) + 4 * sum(tensor.numel() for tensor in weights.values())
+    held = [*model.base().values(), *weights.values()]
+    return peak_bytes(once) + 4 * sum(tensor.numel() for tensor in held)
 
 
 @pytest.mark.parametrize(

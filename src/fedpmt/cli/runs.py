@@ -259,6 +259,8 @@ def _predict(request: api.Request, folder: Path, *, as_json: bool) -> None:
     show.table(f"{settings.method}: a first round, prices {settings.mode}", columns, rows)
     one, whole = show.number(prediction["round_seconds"]), show.number(prediction["virtual_seconds"])
     print(f"predicted: {one} s a round, {whole} s for {settings.rounds} rounds")
+    if prediction["base_bytes"]:
+        print(f"base, sent to each device once: {shown_bytes(prediction['base_bytes'])}")
     if "server_operations_at_most" in prediction:
         print(f"server: {_server_words(settings, prediction)}")
 

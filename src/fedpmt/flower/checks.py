@@ -91,7 +91,7 @@ class Inspector:
             for name, shape in shapes.items():
                 require_header(f"{group} '{name}'", arrays[name], shape, types.get(name, torch.float32))
             with reading(group):
-                found[group] = tensors(arrays)
+                found[group] = tensors(arrays, self.federation.problem.model.device)
             for name, tensor in found[group].items():
                 right = tuple(tensor.shape) == shapes[name] and tensor.dtype == types.get(name, torch.float32)
                 require(right, f"{group} '{name}' is not what its header says")
@@ -194,7 +194,7 @@ def require(holds: object, reason: str) -> None:
 
 def norm(tensors: Tensors) -> float:
     """The norm of all of these tensors as one vector."""
-    return math.sqrt(sum(float(one.double().square().sum()) for one in tensors.values()))
+    return math.sqrt(sum(float(one.cpu().double().square().sum()) for one in tensors.values()))
 
 
 def _is_number(value: object) -> bool:

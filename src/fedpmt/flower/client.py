@@ -20,6 +20,8 @@ from fedpmt.records import write_atomically
 from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.checkpoint import DeviceStore
 from fedpmt.simulation.cohort import choose
+from fedpmt.simulation.runner import weights_sha256
+from fedpmt.training.batches import compute_device
 from fedpmt.training.privacy import NOISE
 from fedpmt.types import SettingError
 
@@ -49,8 +51,11 @@ class Worker:
     def describe(self, records: RecordDict, context: Context) -> dict[str, Any]:
         """Say which device this node is and what it holds; samples of each class only where that is asked."""
         settings, deployment = read_config(context.run_config)
-        data, device = self._problem(node_settings(settings, context.node_config)).data, device_id(context)
+        problem, device = self._problem(node_settings(settings, context.node_config)), device_id(context)
+        data, base = problem.data, base_digest(problem)
         found: dict[str, Any] = {"device": device, "samples": data.samples(device)}
+        if base is not None:
+            found["base"] = base
         counts = data.label_counts(device) if records.config_records[NODE]["labels"] else None
         if counts is not None:
             found["labels"] = [int(count) for count in counts]
@@ -67,7 +72,8 @@ class Worker:
         settings, deployment = read_config(context.run_config)
         settings = node_settings(settings, context.node_config)
         problem, method = self._problem(settings), method_of(settings)
-        order = read_order(records, problem.model.structure)
+        compute = compute_device(settings.device)
+        order = read_order(records, problem.model.structure, compute)
         if order.device != device_id(context):
             raise SettingError(f"this node is device {device_id(context)}, not {order.device}")
         # A node that chooses its own depth fits it to the server's deadline.
@@ -76,7 +82,7 @@ class Worker:
             federation = simulator
             if simulator.keeps_state or settings.dp_clip is not None:
                 folder = state_folder(order.run, context, deployment.state_dir)
-                federation = replace(simulator, store=DeviceStore(folder))
+                federation = replace(simulator, store=DeviceStore(folder, compute))
                 if settings.dp_clip is not None:
                     spend(folder, settings.rounds)
             reply = local_round(federation, order, context.node_config)
@@ -89,6 +95,12 @@ class Worker:
         if key not in self._problems:
             self._problems[key] = self._make(settings)
         return self._problems[key]
+
+
+def base_digest(problem: Problem) -> str | None:
+    """One number for all bits of the model's frozen weights, which don't travel; None where it has none."""
+    base = problem.model.base()
+    return weights_sha256(base) if base else None
 
 
 def local_round(federation: Federation, order: Order, node_config: Mapping[str, Any]) -> Reply:

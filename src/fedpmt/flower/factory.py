@@ -14,7 +14,7 @@ from flwr.serverapp import ServerApp
 
 from fedpmt import records
 from fedpmt.api import check, method_of, paper_problem_of
-from fedpmt.flower.client import Worker
+from fedpmt.flower.client import Worker, base_digest
 from fedpmt.flower.deployment import begin, check_deployable, read_config, write_start
 from fedpmt.flower.node_data import NodeData, ReportedData
 from fedpmt.flower.roster import Limits, Roster
@@ -108,7 +108,8 @@ def serve(
     if (folder / records.RESULT).exists():
         return
     limit = deployment.sample_limit or CLAIM * settings.samples
-    roster = Roster(Limits(settings.devices, limit, problem.data.classes, method.traits.needs_labels))
+    classes, labels = problem.data.classes, method.traits.needs_labels
+    roster = Roster(Limits(settings.devices, limit, classes, labels, base_digest(problem)))
     reported = replace(problem, data=ReportedData(problem.data, roster))
     grid, by_level = pull_one_by_one(grid), settings.assign == "level"
     with hold_folder(folder), assemble(settings, reported, method, folder) as simulator:

@@ -56,6 +56,7 @@ class Limits:
     samples: int
     classes: int | None
     labels: bool  # whether it is asked how many samples of each class it holds
+    base: str | None = None  # the digest of the model's frozen weights, which nodes make themselves
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,10 @@ def parse_node(node: int, said: Mapping[str, Any], limits: Limits) -> Node:
         raise RefusedError(f"partition-id = {device} is not one of {limits.devices} devices")
     if not 1 <= samples <= limits.samples:
         raise RefusedError(f"it claims {samples} samples; 1 to {limits.samples} are allowed")
+    if said.get("base") != limits.base:
+        raise RefusedError(
+            "its frozen weights are not the server's: the app must make the same ones on every node"
+        )
     counts = None
     if limits.labels and limits.classes is not None and "labels" in said:
         counts = np.array([_whole("labels", count) for count in said["labels"]], dtype=np.int64)

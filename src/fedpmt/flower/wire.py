@@ -60,8 +60,8 @@ def write_order(order: Order, structure: Structure) -> RecordDict:
     return RecordDict({TASK: ConfigRecord(record), **_encode(task.tensors)})
 
 
-def read_order(records: RecordDict, structure: Structure) -> Order:
-    """Decode a task."""
+def read_order(records: RecordDict, structure: Structure, device: torch.device) -> Order:
+    """Decode a task, its tensors on a device."""
     record: Mapping[str, Any] = records.config_records[TASK]
 
     def number(key: str) -> int | None:
@@ -69,7 +69,7 @@ def read_order(records: RecordDict, structure: Structure) -> Order:
 
     task = Task(
         decode_parts(record["offer"], record["lists"], structure),
-        {group: tensors(arrays) for group, arrays in records.array_records.items()},
+        {group: tensors(arrays, device) for group, arrays in records.array_records.items()},
         json.loads(record["scalars"]),
         number("steps"),
         number("accepted"),
@@ -108,9 +108,9 @@ def _claims(order: Order, reply: Reply) -> dict[str, Any]:
     }
 
 
-def tensors(arrays: Mapping[str, Array]) -> Tensors:
+def tensors(arrays: Mapping[str, Array], device: torch.device) -> Tensors:
     """Decode the tensors of one group; they own their memory."""
-    return {name: _decoded(torch.from_numpy(array.numpy())) for name, array in arrays.items()}
+    return {name: _decoded(torch.from_numpy(array.numpy())).to(device) for name, array in arrays.items()}
 
 
 def wire_type(kind: torch.dtype) -> torch.dtype:

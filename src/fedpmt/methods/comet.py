@@ -258,7 +258,7 @@ class Comet(Method[Clusters, Personal]):
         metrics = {"server_steps": float(starts), "server_steps_default": float(self.restarts)}
         if not starts:  # the cap pays for no clusters: those that there are stay
             return Step(state, metrics)
-        points = said.flatten(1).double().cpu().numpy()
+        points = said.flatten(1).cpu().double().numpy()
         members = clustered(points, self.clusters, starts, round.rng("clusters"))
         # s_c = the mean of its members; those of the first device come first.
         names = list(dict.fromkeys(members.tolist()))

@@ -365,6 +365,8 @@ class FedGen(Method[Generating, Any]):
         structure = prototype.structure
         classes, latent = structure.shapes[structure.layers[-1].parameters[0]]
         drawn = new_generator(classes, latent, self.noise, self.hidden, setup.rng("generator"))
+        device = prototype.tensors[structure.parameters[0]].device
+        drawn = {name: tensor.to(device) for name, tensor in drawn.items()}
         state = Generating(Averaged(structure, prototype.tensors), drawn, None, setup.batch)
         if self.share == "model":
             return state

@@ -231,12 +231,11 @@ class FedGKT(Method[Group, Edge]):
         self, model: LayeredModel, example: Arrays, rng: Callable[[str], np.random.Generator]
     ) -> Mapping[str, LayeredModel]:
         """The edge net: the first layer, with what follows it, and a linear head on its features."""
-        import copy
-
         from torch import nn
 
         from fedpmt.models.build import FlatLinear, initialise
         from fedpmt.models.layered import layered
+        from fedpmt.models.unwrap import copy_module
 
         layers = len(model.structure.layers)
         if not model.composable or layers < 2:
@@ -249,7 +248,7 @@ class FedGKT(Method[Group, Edge]):
         initialise(head, rng("edge"))
         head.to(features.dtype)
         trial.release()
-        stem = [copy.deepcopy(module) for _, module in trial.modules_of(0, STEM)]
+        stem = [copy_module(module) for _, module in trial.modules_of(0, STEM)]
         named = OrderedDict[str, nn.Module]((f"stem{place}", module) for place, module in enumerate(stem))
         return {EDGE: layered(nn.Sequential(named | {HEAD: head}))}
 

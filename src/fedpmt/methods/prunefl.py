@@ -203,7 +203,7 @@ class MaskFold(Fold[Sparse]):
     def add(self, reply: Reply) -> None:
         self._mean.add(self._whole, reply.update, weight_of(self._method.weight, reply.samples))
         for name, square in reply.tensors.get(SQUARES, {}).items():
-            self._squares[name] = self._squares.get(name, 0.0) + square.double().cpu().numpy()
+            self._squares[name] = self._squares.get(name, 0.0) + square.cpu().double().numpy()
         self._devices.append(reply.device)
         self._accuracies.append(reply.metrics[ACCURACY])
 

@@ -123,7 +123,9 @@ class Controlled(LocalWork[Control]):
         distance = travelled(reach.settings, reach.steps)
         if self.option == "none" or distance == 0:
             return {CONTROL: 0.0}
-        before = math.sqrt(sum(float(one.double().square().sum()) for one in task.tensors[CONTROL].values()))
+        before = math.sqrt(
+            sum(float(one.cpu().double().square().sum()) for one in task.tensors[CONTROL].values())
+        )
         return {CONTROL: reach.moved / distance + before}
 
 

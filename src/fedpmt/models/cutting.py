@@ -174,10 +174,14 @@ def capture(module: nn.Module, cut: Cut, samples: int, run: Callable[[], Any]) -
 
 
 def replay(
-    module: nn.Module, cut: Cut, kept: Mapping[str, Tensor], samples: int, run: Callable[[], Any]
+    module: nn.Module,
+    cut: Cut,
+    kept: Mapping[str, Tensor],
+    samples: int,
+    device: torch.device,
+    run: Callable[[], Any],
 ) -> Any:
-    """Run the module with everything before the cut answered from memory."""
-    device = next(iter(kept.values())).device if kept else torch.device("cpu")
+    """Run the module, which is on a device, with everything before the cut answered from memory."""
     position = 0
 
     def answer(call: UnitCall, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -218,7 +222,7 @@ def _patched(
             return original(*args, **kwargs) if call is None else handle(call, original, args, kwargs)
 
         patched.append((child, child.__dict__.get("forward")))
-        child.forward = forward
+        child.__dict__["forward"] = forward  # a class may set attributes in a way of its own
 
     try:
         for path, calls in by_path.items():
@@ -229,4 +233,4 @@ def _patched(
             if own is None:
                 del child.__dict__["forward"]
             else:
-                child.forward = own
+                child.__dict__["forward"] = own

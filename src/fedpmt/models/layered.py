@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,9 +22,10 @@ from fedpmt.models.finding import (
     is_inside,
     may_hold_blocks,
 )
-from fedpmt.models.layout import Layout, TiedOwner, arrange
+from fedpmt.models.layout import Layout, TiedOwner, arrange, is_counter
 from fedpmt.models.tracing import trace
 from fedpmt.models.trees import tensors_in
+from fedpmt.models.unwrap import computes_weights, copy_module, prepare
 from fedpmt.types import Arrays, SettingError, Tensors
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class LayeredModel:
     def clone(self) -> LayeredModel:
         """Copy the model, for another thread."""
         self.release()
-        return LayeredModel(copy.deepcopy(self.module), self.layout, self._whole_chain, self._cuts)
+        return LayeredModel(copy_module(self.module), self.layout, self._whole_chain, self._cuts)
 
     def to(self, device: torch.device) -> LayeredModel:
         """The same model on a device; itself where it is there already."""
@@ -87,6 +87,12 @@ class LayeredModel:
             return self
         moved = self.clone().module.to(device)
         return LayeredModel(moved, self.layout, self._whole_chain, self._cuts)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        device: torch.device = next(iter(self._own.values())).device
+        return device
 
     @property
     def composable(self) -> bool:
@@ -103,7 +109,11 @@ class LayeredModel:
 
     def counters(self) -> dict[str, Tensor]:
         """Copies of integer buffers, such as BatchNorm's count of batches: every local round begins with these."""
-        return {name: one.clone() for name, one in self.fixed().items() if not one.is_floating_point()}
+        return {name: self._own[name].clone() for name in self.structure.fixed if is_counter(self._own[name])}
+
+    def base(self) -> dict[str, Tensor]:
+        """What every device must hold, bit by bit, before its first round: the fixed tensors without counters."""
+        return {name: one for name, one in self.fixed().items() if not is_counter(self._own[name])}
 
     def state_dict(self, tensors: Tensors) -> dict[str, Tensor]:
         """All of the module's state with these weights, under every name: what loads strictly into the module."""
@@ -164,7 +174,9 @@ class LayeredModel:
             return self.run(cut, len(self.structure.layers), tensors, entry)
         inputs, found = entry[INPUTS], self._checked(cut)
         self._bind(tensors)
-        return replay(self.module, found, entry[KEPT], _count(inputs), lambda: self._call(inputs))
+        return replay(
+            self.module, found, entry[KEPT], _count(inputs), self.device, lambda: self._call(inputs)
+        )
 
     def run(self, first: int, last: int, tensors: Tensors, inputs: Arrays) -> Tensor:
         """Run layers `first` to `last - 1` (counted from 0) of a model that is a chain of its layers."""
@@ -224,8 +236,7 @@ class LayeredModel:
 
     def _agrees(self, cuts: Cuts, layer: int, cut: Cut) -> bool:
         cuts.found[layer] = cut
-        device = next(iter(self._own.values())).device
-        example = _on(cuts.example, device)
+        example = _on(cuts.example, self.device)
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]), self._evaluating():
                 kept = self.prefix(layer, {}, _rows(example, [0, 1, 0]))
@@ -298,7 +309,7 @@ def _on(inputs: Arrays, device: torch.device) -> Arrays:
 
 def _float_type(module: nn.Module) -> torch.dtype:
     """The type of a module's numbers, by its first parameter."""
-    types = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+    types = (parameter.dtype for parameter in module.parameters() if parameter.dtype.is_floating_point)
     return next(types, torch.float32)
 
 
@@ -328,7 +339,8 @@ def layered(
     """Find the layers of a module, which itself stays as it is.
 
     Args:
-        module: Any module. A plain `nn.Sequential` is a chain of its layers.
+        module: Any module. A plain `nn.Sequential` is a chain of its layers. A compiled or data-parallel one stands for
+            the module inside of it.
         layers: Layers in the order of the forward pass, where they are not to be found: each a path of a submodule or
             a parameter, or a list of these.
         example: Two or more samples of inputs, by which layers are found. Only a plain `nn.Sequential`, or a module
@@ -338,18 +350,19 @@ def layered(
         tied: The layer to which a parameter belongs that several use: the first of them or the last.
 
     Raises:
-        SettingError: There is no layer to be found, or a named one does not exist or runs out of order.
+        SettingError: There is no layer to be found, a named one does not exist or runs out of order, or the module
+            is of a kind whose weights cannot be exchanged: scripted, traced, quantised.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> [layer.name for layer in layered(net).structure.layers]
     ['1', '3']
     """
-    check_shapes(module)
-    own, scratch = copy.deepcopy(module), copy.deepcopy(module)
     example = None if example is None else _as(example, _float_type(module))
+    own = prepare(module, example, _call)
+    scratch = copy_module(own)
     few = many = None
     channels: Axes | Callable[[], Axes] | None
-    channels = declared_axes(module, axes, example) if isinstance(axes, Mapping) else axes
+    channels = declared_axes(own, axes, example) if isinstance(axes, Mapping) else axes
     if layers is None and _is_plain_chain(own, traceable=example is not None):
         children = list(sequential_children(own))
         stages = group(children)
@@ -362,12 +375,12 @@ def layered(
         stages = declare(own, layers)
     else:
         raise SettingError(
-            f"model: {type(module).__name__} is not an nn.Sequential; "
+            f"model: {type(own).__name__} is not an nn.Sequential; "
             "name its layers in the order of the forward pass (layers=[...])"
         )
-    _check(module, stages)
+    _check(own, stages)
     if channels is None and example is not None:
-        channels = partial(traced_axes, module, example)
+        channels = partial(_follow, module, example)
     layout = arrange(own, stages, few, channels, tied)
     # What runs before the first layer is in none of them.
     chain = None if layout.base else find_chain(own, example)
@@ -379,6 +392,11 @@ def layered(
     return LayeredModel(own, layout, chain, cuts)
 
 
+def _follow(module: nn.Module, example: Arrays) -> Axes:
+    """Find the channels of a user's module; of a copy, as the model's own is changed whenever it runs."""
+    return traced_axes(prepare(module, example, _call), example)
+
+
 def _is_plain_chain(module: nn.Module, *, traceable: bool) -> bool:
     """Whether a module is an nn.Sequential of layers; a trace finds more where it wraps a net, or a frozen one."""
     if not is_plain_sequential(module):
@@ -386,16 +404,9 @@ def _is_plain_chain(module: nn.Module, *, traceable: bool) -> bool:
     children = [child for _, child in sequential_children(module)]
     first = next((child for child in children if has_parameters(child)), module)
     frozen = not any(parameter.requires_grad for parameter in first.parameters())
-    return not traceable or not (frozen or any(may_hold_blocks(child) for child in children))
-
-
-def check_shapes(module: nn.Module) -> None:
-    """Refuse a module whose lazy layers have not seen a batch yet."""
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, nn.UninitializedParameter):
-            raise SettingError(
-                f"model: parameter '{name}' has no shape yet; run one batch through the module first"
-            )
+    if not traceable:
+        return True
+    return not (frozen or any(may_hold_blocks(child) or computes_weights(child) for child in children))
 
 
 def _check(module: nn.Module, stages: Sequence[Stage]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from torch import nn
+
 from fedpmt.models.finding import Stage, is_inside
 from fedpmt.models.structure import Axes, Layer, Structure
 from fedpmt.types import SettingError
@@ -12,7 +14,7 @@ from fedpmt.types import SettingError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch import nn
+    from torch import Tensor
 
     from fedpmt.models.tracing import Trace
 
@@ -59,16 +61,23 @@ def arrange(
     covered = dict.fromkeys(name for layer in layers for name in layer.tensors)
     names = {name: own[0] for own in aliases.values() for name in own}
     fixed = tuple(dict.fromkeys(names[n] for n in state if n in names and names[n] not in covered))
-    tensors = dict((*module.named_parameters(), *module.named_buffers()))
+    tensors = {**parameters, **dict(module.named_buffers())}
     own = {name: tensors[name] for name in (*covered, *fixed)}
+    held = [tensors[name] for name in fixed if not is_counter(tensors[name])]
     structure = Structure(
         layers,
         {name: tuple(tensor.shape) for name, tensor in own.items()},
         axes,
-        fixed=fixed,
-        item_bytes={name: tensor.element_size() for name, tensor in own.items()},
+        fixed,
+        sum(tensor.numel() * tensor.element_size() for tensor in held),
+        {name: tensor.element_size() for name, tensor in own.items()},
     )
     return Layout(structure, tuple(stages), tuple(base), aliases, owners.all)
+
+
+def is_counter(tensor: Tensor) -> bool:
+    """Whether a tensor is an integer buffer, which the module's own code makes, and changes as it runs."""
+    return not (tensor.is_floating_point() or tensor.is_complex() or isinstance(tensor, nn.Parameter))
 
 
 def _aliases(module: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -127,13 +127,15 @@ class Axes:
 class Structure:
     """The layers L of a model with the shapes of its tensors.
 
-    Devices hold `fixed` from the start; everything else travels.
+    The layers travel in every round. A device downloads the base once: what is `fixed`, but for integer buffers, which
+    the module's own code makes.
     """
 
     layers: tuple[Layer, ...]
     shapes: Mapping[str, tuple[int, ...]]
     channels: Axes | Callable[[], Axes] | None = None  # the axes, or what finds them once somebody asks
-    fixed: tuple[str, ...] = ()  # neither trained nor averaged: what the owner froze, and counters
+    fixed: tuple[str, ...] = ()  # neither trained nor averaged: what the owner froze, and integer buffers
+    base_bytes: int = 0
     item_bytes: Mapping[str, int] = field(default_factory=dict)  # of one number of a tensor; FLOAT_BYTES else
 
     @cached_property

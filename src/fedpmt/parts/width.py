@@ -89,8 +89,8 @@ def channel_norms(structure: Structure, tensors: Mapping[str, Tensor], group: Gr
         place = axes.leaving(name)
         axis = axes.tensors[name][place]
         if axis.group == group.name:
-            weight = tensors[name].detach().abs().movedim(place, 0).flatten(1).sum(dim=1).double()
-            total += weight.reshape(axis.tiles, group.size, axis.repeat).sum(dim=(0, 2)).cpu().numpy()
+            weight = tensors[name].detach().abs().movedim(place, 0).flatten(1).sum(dim=1).cpu().double()
+            total += weight.reshape(axis.tiles, group.size, axis.repeat).sum(dim=(0, 2)).numpy()
     return total
 
 

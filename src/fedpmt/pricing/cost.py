@@ -16,7 +16,7 @@ class Memory:
     42
     """
 
-    weights: int  # as received, with copies of what is trained and of the buffers
+    weights: int  # the base, and what was received, with copies of what is trained and of the buffers
     gradients: int
     activations: int  # what the backward pass of one batch begins with: the batch, and what autograd keeps
     optimizer: int  # momentum, and what else a method holds all along

@@ -12,7 +12,7 @@ from fedpmt.models.build import build
 from fedpmt.models.nets import net as find_net
 from fedpmt.parts import depth
 from fedpmt.parts.width import thinned
-from fedpmt.pricing.layer_table import LayerTable, layer_rows
+from fedpmt.pricing.layer_table import LayerTable, layer_table
 from fedpmt.pricing.matching import match_keep
 from fedpmt.pricing.paper import dropped_operations
 from fedpmt.pricing.price import Mode, Price
@@ -151,6 +151,5 @@ def model_table(task: str, price: Price, count: int | None = None) -> CostTable:
                 feddrop_within_budget=fits,
             )
         )
-    return CostTable(
-        task=task, batch=price.batch, mode=price.mode, layers=layer_rows(price), depths=tuple(depths)
-    )
+    layers = layer_table(task, price)
+    return CostTable(**dict(layers), mode=price.mode, depths=tuple(depths))

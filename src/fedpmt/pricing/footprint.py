@@ -159,7 +159,8 @@ def _convolution_backward(args: tuple[Any, ...], _: Any) -> int:
         ]
     if wanted[1]:
         copied = 0 if _read_as_is(inputs, weight) else _blocked(inputs)
-        stages.append(signal + _blocked(errors) + copied + nbytes(weight))
+        # The gradient is made in blocks first, then, with the copies freed, brought to the usual layout.
+        stages += [signal + _blocked(errors) + copied + nbytes(weight), signal + 2 * nbytes(weight)]
     return max(stages)
 
 

@@ -36,6 +36,8 @@ class LayerTable(BaseModel):
     task: str  # the net of the paper, or the user's class
     batch: int
     layers: tuple[LayerRow, ...]
+    base_bytes: int = 0  # what the owner froze: a device downloads it once
+    base_forward: int = 0  # operations before the first layer; frozen weights inside layers count there
 
     @property
     def parameters(self) -> int:
@@ -59,7 +61,14 @@ class LayerTable(BaseModel):
             f"layer; share: of a full training step with batches of {self.batch}"
         )
         columns = ("layer", "parameters", "operations", "share", "activations")
-        return f"{text_table(title, columns, rows)}\n{about}"
+        return "\n".join([text_table(title, columns, rows), about, *self._base()])
+
+    def _base(self) -> list[str]:
+        if not self.base_bytes:
+            return []
+        forward = shown_count(self.base_forward / self.batch)
+        run = f"; {forward} operations before the first layer" if self.base_forward else ""
+        return [f"base, sent once: {shown_bytes(self.base_bytes)}{run}"]
 
 
 def _counted(number: int, word: str) -> str:
@@ -69,7 +78,7 @@ def _counted(number: int, word: str) -> str:
 def layer_rows(price: Price) -> tuple[LayerRow, ...]:
     """The rows of a model's table."""
     layers = price.layers()
-    whole = sum(layer.operations for layer in layers)
+    whole = sum(layer.operations for layer in layers) + price.base_forward
     return tuple(
         LayerRow(
             name=layer.name,
@@ -89,4 +98,10 @@ def layer_rows(price: Price) -> tuple[LayerRow, ...]:
 
 def layer_table(task: str, price: Price) -> LayerTable:
     """The table of a model."""
-    return LayerTable(task=task, batch=price.batch, layers=layer_rows(price))
+    return LayerTable(
+        task=task,
+        batch=price.batch,
+        layers=layer_rows(price),
+        base_bytes=price.structure.base_bytes,
+        base_forward=round(price.base_forward),
+    )

@@ -160,7 +160,8 @@ def _hold(
 
     The data itself does not count: a device has it anyway. Nor do rounded weights, which replace those received.
     """
-    known = [*local.values(), *tensors_in(data), *(prefix.tensors.values() if prefix else ())]
+    rounded = prefix.tensors.values() if prefix else ()
+    known = [*local.values(), *model.base().values(), *tensors_in(data), *rounded]
     before, hidden_bytes = None, 0
     if cached and prefix is not None:
         with Footprint(known) as running:

@@ -57,6 +57,8 @@ class PlanTable(BaseModel):
     note: str | None  # what to change then
     round_seconds: float
     fedavg_round_seconds: float
+    base_bytes: int = 0  # what a device downloads once, before its first round
+    base_seconds: float = 0.0  # how long the slowest link takes for it
 
     def __str__(self) -> str:
         deadline = "none" if self.deadline is None or self.fitted else f"{self.deadline:g} s"
@@ -81,7 +83,11 @@ class PlanTable(BaseModel):
         ]
 
     def _sentences(self) -> list[str]:
-        said = [f"each device downloads {shown_bytes(max(row.download_bytes for row in self.devices))}"]
+        down = shown_bytes(max(row.download_bytes for row in self.devices))
+        said = [f"each device downloads {down}{' a round' if self.base_bytes else ''}"]
+        if self.base_bytes:
+            took = f", {self.base_seconds:,.1f} s on the slowest link" if self.base_seconds else ""
+            said.append(f"base, sent once: {shown_bytes(self.base_bytes)}{took}; no deadline applies to it")
         if self.fitted:
             said.append(
                 f"depths are fitted to {self.deadline:.1f} s, the tightest deadline that leaves nobody out "
@@ -118,6 +124,8 @@ def plan_table(task: str, planner: Planner, fleet: Fleet, samples: int, deadline
         note=planner.untrained(uncovered, fleet, samples) if uncovered else None,
         round_seconds=min(limit, max(row.seconds for row in rows)),
         fedavg_round_seconds=min(limit, slowest),
+        base_bytes=planner.structure.base_bytes,
+        base_seconds=max(planner.structure.base_bytes / device.downlink for device, _ in kinds),
     )
 
 

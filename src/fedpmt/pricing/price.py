@@ -158,6 +158,13 @@ class Price:
             for layer, row, kept in zip(self.structure.layers, rows, self._activations(), strict=True)
         )
 
+    @cached_property
+    def base_forward(self) -> float:
+        """The operations of a batch before the first layer: those of a frozen base."""
+        if not self.structure.base_bytes:
+            return 0.0
+        return self.batch * self._measure(depth.suffix(self.structure, 0, "")).forward[BASE]
+
     def _suffixes(self) -> list[Measurement]:
         """What training takes from each layer on, first layer first."""
         return [
@@ -241,7 +248,7 @@ class Price:
         gradients = self._bytes(part, self._trained(part))
         # Buffers are copied whether they are trained or not: the forward pass may write to them.
         copies = gradients + self._bytes(part, [name for name in self.structure.buffers if name in part.sent])
-        weights = self._bytes(part, part.sent) + copies
+        weights = self.structure.base_bytes + self._bytes(part, part.sent) + copies
         cache = prefix_pass = 0
         if measured.prefix is not None:
             cache = math.ceil(self.samples * measured.hidden_bytes)

@@ -108,6 +108,7 @@ def assemble(
         # Prices are measured where torch is sure to be, and do not depend on the device.
         planner = plan(settings, problem, fleet, method)
         device = compute_device(settings.device)
+        check_precision(problem, device)
         problem = replace(
             problem,
             model=problem.model.clone().to(device),
@@ -132,10 +133,18 @@ def check_fit(settings: Settings, problem: Problem, method: Method[Any, Any]) ->
         raise SettingError(f"method = '{settings.method}' needs targets that are classes 0, 1, ...")
 
 
+def check_precision(problem: Problem, device: torch.device) -> None:
+    """Refuse a model of numbers that the device cannot hold."""
+    state = problem.model.state_dict({})
+    wide = next((name for name, tensor in state.items() if tensor.dtype == torch.float64), None)
+    if device.type == "mps" and wide is not None:
+        raise SettingError(f"device = 'mps' has no float64 (got '{wide}'); convert the model with .float()")
+
+
 def make_executor(settings: Settings, problem: Problem, device: torch.device, data: PlacedData) -> Executor:
     """Where local work runs; the numbers do not depend on it."""
     local = local_settings(settings, 0, problem.optimizer, problem.rate)
-    stochastic = draws_at_random(problem.model, problem.example(device))
+    stochastic = draws_at_random(problem.model, problem.example())
     workers = settings.workers or os.cpu_count() or 1
     one = Plain(
         problem.models,

@@ -30,7 +30,8 @@ def record_round(
                 for layer, trained in zip(coverage, mask(structure, one.part), strict=True):
                     coverage[layer] += trained
         elif one.seconds:
-            wasted += one.usage.operations * min(1.0, verdict.round_seconds / one.seconds)
+            spent = max(0.0, verdict.round_seconds - one.base_seconds)
+            wasted += one.usage.operations * min(1.0, spent / one.seconds)
         devices.append(record_device(federation, one, outcome))
     return RoundRecord(
         round=progress.rounds,
@@ -48,7 +49,10 @@ def record_round(
 
 
 def record_device(federation: Federation, one: Assignment, outcome: Outcome) -> DeviceRecord:
-    """One device's line: what it did, and where there is a budget, what it spent of what it had."""
+    """One device's line: what it did, and where there is a budget, what it spent of what it had.
+
+    A budget is for a round, so that the base, which is downloaded once, doesn't count against it.
+    """
     budget, spent = federation.planner.budget, {}
     if budget is not None:
         used = one.seconds if budget.resource == "time" else one.usage.of(budget.resource)
@@ -59,16 +63,22 @@ def record_device(federation: Federation, one: Assignment, outcome: Outcome) -> 
         speed=one.device.speed,
         part=one.part.label,
         samples=one.samples,
-        seconds=one.seconds,
-        transfer_seconds=one.transfer,
+        seconds=one.seconds + one.base_seconds,
+        transfer_seconds=one.transfer + one.base_seconds,
         outcome=outcome,
         bytes_up=one.bytes_up if outcome == "arrived" else 0,
-        bytes_down=one.bytes_down,
+        bytes_down=one.bytes_down + one.base_bytes,
         operations=one.usage.operations,
         memory_bytes=int(one.usage.memory),
         reason=one.reason,
         **spent,
     )
+
+
+def add_holders(progress: Progress, assignments: Sequence[Assignment]) -> dict[int, int] | None:
+    """Who has the base after this round: everybody it was ever sent to."""
+    sent = {one.device.id: progress.rounds for one in assignments if one.base_bytes}
+    return {**(progress.holders or {}), **sent} if sent else progress.holders
 
 
 def fit_speeds(

@@ -109,7 +109,13 @@ class Assignment:
     bytes_down: int
     bytes_up: int
     able: bool = True  # whether the part fits into the device's memory
+    base_bytes: int = 0  # what it downloads before, once: the model's frozen base
     reason: str = ""  # why its reply did not count, where somebody said
+
+    @property
+    def base_seconds(self) -> float:
+        """Seconds on the link before it begins with its task, which `seconds` don't contain."""
+        return self.base_bytes / self.device.downlink
 
 
 def assign(federation: Federation, progress: Progress, device: Device, round_: Round) -> Assignment:
@@ -166,6 +172,19 @@ def account(
     return Assignment(device, task, part, samples, plan, usage, seconds, quote.transfer, down, up)
 
 
+def send_base(
+    federation: Federation, progress: Progress, assignments: Sequence[Assignment]
+) -> list[Assignment]:
+    """Let devices that are asked for the first time download the base of their model."""
+    structures, holders = federation.planner.structures, progress.holders or {}
+    return [
+        replace(one, base_bytes=structures[one.part.model].base_bytes)
+        if one.able and one.device.id not in holders
+        else one
+        for one in assignments
+    ]
+
+
 def steps_asked(federation: Federation, task: Task, samples: int) -> int:
     """The steps of a local round that a task asks for."""
     local = federation.local_settings
@@ -182,30 +201,42 @@ class Verdict:
     round_seconds: float
 
 
-def settle(seconds: Sequence[float], failed: Sequence[bool], deadline: float | None, wanted: int) -> Verdict:
+def settle(
+    seconds: Sequence[float],
+    failed: Sequence[bool],
+    deadline: float | None,
+    wanted: int,
+    base: Sequence[float] | None = None,
+) -> Verdict:
     """Decide a round before anybody trains, from the seconds each device needs.
 
     Without a deadline the round lasts as long as its slowest device; with one, later replies are dropped
     and the round ends there, or sooner when all have arrived. Of an over-selected cohort the first
     `wanted` replies count. A device that fails is waited for as if it would still come.
 
+    `base` are the seconds in which each device downloads the base before it begins. A deadline counts from then on:
+    else a slow link would keep a device out for good.
+
     >>> settle([23.0, 26.4, 10.0], [False] * 3, deadline=26.5, wanted=3)
     Verdict(outcomes=('arrived', 'arrived', 'arrived'), round_seconds=26.4)
     >>> settle([50.0, 20.0, 10.0], [False] * 3, deadline=26.5, wanted=3)
     Verdict(outcomes=('late', 'arrived', 'arrived'), round_seconds=26.5)
+    >>> settle([50.0, 20.0, 10.0], [False] * 3, deadline=26.5, wanted=3, base=[0.0, 0.0, 60.0])
+    Verdict(outcomes=('late', 'arrived', 'arrived'), round_seconds=70.0)
     """
+    before = [0.0] * len(seconds) if base is None else base
+    ends = [time + wait for time, wait in zip(seconds, before, strict=True)]
     limit = math.inf if deadline is None else deadline * (1 + ROUNDING)
     outcomes: list[Outcome] = [
         "failed" if lost else "late" if time > limit else "arrived"
         for time, lost in zip(seconds, failed, strict=True)
     ]
-    order = sorted(
-        (time, position) for position, time in enumerate(seconds) if outcomes[position] == "arrived"
-    )
+    order = sorted((time, position) for position, time in enumerate(ends) if outcomes[position] == "arrived")
     for _, position in order[wanted:]:
         outcomes[position] = "surplus"
     if len(order) >= wanted:
         # Enough replies: nobody else is waited for.
         return Verdict(tuple(outcomes), order[wanted - 1][0] if wanted else 0.0)
-    waited = max(seconds, default=0.0)
-    return Verdict(tuple(outcomes), min(waited, deadline) if deadline is not None else waited)
+    if deadline is not None:
+        ends = [min(time, deadline) + wait for time, wait in zip(seconds, before, strict=True)]
+    return Verdict(tuple(outcomes), max(ends, default=0.0))

@@ -189,8 +189,9 @@ def score_by_width(federation: Federation, state: Any) -> dict[str, float] | Non
     scores: dict[str, float] = {}
     for width, predictor in federation.method.predictors_by_width(state).items():
         shown = predictor if predictor.statistics == "stored" else find_statistics(federation, predictor)
-        objective = federation.problem.objective
-        found = evaluate_global(federation.executor, objective, shown, federation.data.test, None)
+        found = evaluate_global(
+            federation.executor, federation.problem.objective, shown, federation.data.test, None
+        )
         if found.score is not None and np.isfinite(found.score):
             scores[width] = found.score
     return scores or None

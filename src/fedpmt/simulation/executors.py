@@ -113,7 +113,8 @@ class Plain:
             if self.fast and not self.paths.checked:
                 self.paths.checked = True
                 self.paths.left_to_autograd = why_not_compiled(work, job)
-            with _seeded(unit.rng("forward"), self.seeding) if self.stochastic else contextlib.nullcontext():
+            seeded = _seeded(unit.rng("forward"), job.model.device, self.seeding) if self.stochastic else None
+            with seeded or contextlib.nullcontext():
                 found = local_round(work, job)
         return conclude(work, *found)
 
@@ -228,8 +229,13 @@ def _answer(one: Plain, work: LocalWork[Any], unit: Unit) -> tuple[Reply, Any, P
 
 
 @contextlib.contextmanager
-def _seeded(rng: np.random.Generator, lock: threading.Lock) -> Iterator[None]:
-    """torch's global generator, seeded for one unit and put back; one unit at a time, as it is global."""
-    with lock, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.integers(2**63)))
+def _seeded(rng: np.random.Generator, device: torch.device, lock: threading.Lock) -> Iterator[None]:
+    """torch's global generators, seeded for one unit and put back; one unit at a time, as they are global."""
+    seed, on_cpu = int(rng.integers(2**63)), device.type == "cpu"
+    count = 0 if on_cpu else torch.get_device_module(device).device_count()
+    with lock, torch.random.fork_rng(range(count), device_type=None if on_cpu else device.type):
+        if on_cpu:
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)  # those of all accelerators too
         yield

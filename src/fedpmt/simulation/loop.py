@@ -12,8 +12,8 @@ import numpy as np
 from fedpmt.methods.base import Method, Prototype, Round, Server, Setup
 from fedpmt.records import RoundRecord
 from fedpmt.seeds import Seeds
-from fedpmt.simulation.bookkeeping import arrivals, fit_speeds, record_round
-from fedpmt.simulation.cohort import assign, draw_cohort, settle
+from fedpmt.simulation.bookkeeping import add_holders, arrivals, fit_speeds, record_round
+from fedpmt.simulation.cohort import assign, draw_cohort, send_base, settle
 from fedpmt.simulation.evaluation import classes_by_level, evaluate, find_statistics
 from fedpmt.simulation.executors import Unit
 from fedpmt.training.local import LocalWork, Site, local_settings, schedule_rate
@@ -48,6 +48,7 @@ class Progress:
     virtual_seconds: float = 0.0
     accepted: dict[int, int] | None = None  # device -> the last round whose reply counted; None without state
     speeds: dict[int, float] | None = None  # κ_k as fitted to measured seconds, of devices that were asked
+    holders: dict[int, int] | None = None  # device -> the round in which it got the base; None without one
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Federation:
     def play(self, progress: Progress) -> tuple[Progress, RoundRecord]:
         """One round of the federation."""
         round_, assignments = self.open(progress)
+        assignments = send_base(self, progress, assignments)
         verdict = self.settle(assignments, round_)
         replies = self.train(arrivals(assignments, verdict), progress)
         return self.close(progress, round_, assignments, verdict, replies)
@@ -107,8 +109,9 @@ class Federation:
             not one.able or (chance > 0 and bool(round_.rng("failure", one.device.id).random() < chance))
             for one in assignments
         ]
-        seconds = [one.seconds for one in assignments]
-        return settle(seconds, failed, self.settings.deadline, min(self.settings.cohort, len(seconds)))
+        seconds, base = [one.seconds for one in assignments], [one.base_seconds for one in assignments]
+        wanted = min(self.settings.cohort, len(seconds))
+        return settle(seconds, failed, self.settings.deadline, wanted, base)
 
     def train(self, arrived: list[Assignment], progress: Progress) -> Iterator[Reply]:
         """The local rounds of those whose replies count; others are known not to, and are not computed."""
@@ -141,9 +144,8 @@ class Federation:
             accepted = {**(accepted or {}), **{one.device.id: progress.rounds for one in arrived}}
         if self.settings.speeds != "stated":
             speeds = fit_speeds(self, progress, assignments, verdict)
-        after = Progress(
-            step.state, progress.rounds + 1, progress.virtual_seconds + seconds, accepted, speeds
-        )
+        now, holders = progress.virtual_seconds + seconds, add_holders(progress, assignments)
+        after = Progress(step.state, progress.rounds + 1, now, accepted, speeds, holders)
         record = record_round(self, after, assignments, verdict)
         return after, record.model_copy(update=self.measure(after, step, losses, seconds))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.bookkeeping import record_round
+from fedpmt.simulation.cohort import send_base
 from fedpmt.simulation.coverage import warn_before_training
 from fedpmt.simulation.room import check_room
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def predict(settings: Settings, problem: Problem, method: Method[Any, Any], folder: Path) -> dict[str, Any]:
-    """The first round's devices, times and prices; the whole run at that pace, if its folder has room for it."""
+    """A round's devices, times and prices; the whole run at that pace, if its folder has room for it.
+
+    The first round is as much longer as downloading the model's base takes, and each device does that once at most.
+    """
     with (
         tempfile.TemporaryDirectory() as nowhere,
         assemble(settings, problem, method, Path(nowhere)) as federation,
@@ -31,6 +35,10 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
         verdict = federation.settle(assignments, round_)
         record = record_round(federation, progress, assignments, verdict)
         server = _server(federation, record.operations)
+        first = send_base(federation, progress, assignments)
+        base_seconds = federation.settle(first, round_).round_seconds - verdict.round_seconds
+    base_bytes = max((one.base_bytes for one in first), default=0)
+    members = min(settings.devices, settings.rounds * len(assignments))
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     for one, shown in sorted(
         zip(assignments, record.devices, strict=True), key=lambda pair: (pair[1].level, pair[1].part)
@@ -58,9 +66,10 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
         "settings": settings.model_dump(mode="json"),
         "devices": list(rows.values()),
         "round_seconds": verdict.round_seconds,
-        "virtual_seconds": verdict.round_seconds * settings.rounds,
+        "virtual_seconds": verdict.round_seconds * settings.rounds + base_seconds,
         "bytes_up": record.bytes_up * settings.rounds,
-        "bytes_down": record.bytes_down * settings.rounds,
+        "bytes_down": record.bytes_down * settings.rounds + base_bytes * members,
+        "base_bytes": base_bytes,
         "operations": record.operations * settings.rounds,
         **server,
         "budget_action": settings.limits and method.traits.action(settings.limits.resource),

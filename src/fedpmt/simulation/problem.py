@@ -71,7 +71,8 @@ def paper_problem(settings: Settings, data: FederatedData) -> Problem:
 
 def draws_at_random(model: LayeredModel, example: Arrays) -> bool:
     """Whether a forward pass in training mode draws from torch's global generator (dropout does)."""
-    trial = model.clone()
+    # Where torch's generator is the one that forward passes draw from; an accelerator has its own.
+    trial = model.clone().to(CPU)
     trial.set_training([True] * len(model.structure.layers))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()

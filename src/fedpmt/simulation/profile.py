@@ -56,6 +56,7 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
                 once(part)
                 times[number].append(time.perf_counter() - begun)
         received = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+        received += problem.model.structure.base_bytes
         peaks = [received + peak_bytes(partial(once, part)) for part in parts]
     finally:
         torch.set_num_threads(threads)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from fedpmt.data.base import FederatedData
 from fedpmt.records import RunRecord
 from fedpmt.simulation.assemble import assemble
-from fedpmt.simulation.bookkeeping import fit_speeds, record_round
+from fedpmt.simulation.bookkeeping import add_holders, fit_speeds, record_round
+from fedpmt.simulation.cohort import send_base
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
@@ -39,11 +40,13 @@ def restamp_run(
         progress = federation.start()
         for old in run.rounds:
             round_, assignments = federation.open(progress)
+            assignments = send_base(federation, progress, assignments)
             verdict = federation.settle(assignments, round_)
             round_seconds = verdict.round_seconds + federation.server_seconds(old.server_operations)
             progress = replace(
                 progress,
                 speeds=fit_speeds(federation, progress, assignments, verdict),
+                holders=add_holders(progress, assignments),
                 rounds=progress.rounds + 1,
                 virtual_seconds=progress.virtual_seconds + round_seconds,
             )

@@ -377,6 +377,6 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        # As bytes: NumPy has no bfloat16.
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        # As bytes, since NumPy has no bfloat16.
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -25,11 +25,12 @@ def compute_device(name: str) -> torch.device:
     """The device of this name; `auto` takes an accelerator where there is one."""
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        return torch.device(next(kind for kind, here in present.items() if here))
+        name = next(kind for kind, here in present.items() if here)
     if not present[name]:
         there = ", ".join(kind for kind, here in present.items() if here)
         raise SettingError(f"device = '{name}' is refused: this machine has none (it has: {there})")
-    return torch.device(name)
+    # By its number: which one is the current one is each thread's own matter.
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 
 def placed(examples: Examples, device: torch.device = CPU) -> Examples:

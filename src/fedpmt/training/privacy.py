@@ -39,7 +39,7 @@ class Privacy:
         """Clip an update and add noise to it."""
         import torch
 
-        norm = math.sqrt(sum(float(change.double().square().sum()) for change in update.values()))
+        norm = math.sqrt(sum(float(change.cpu().double().square().sum()) for change in update.values()))
         if not math.isfinite(norm):
             # No clip holds what is not a number: noise alone leaves the device.
             update, norm = {name: torch.zeros_like(change) for name, change in update.items()}, 0.0

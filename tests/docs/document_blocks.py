@@ -1,11 +1,12 @@
 """The fenced blocks of a document, run one after another; as a program, write what they print into the document.
 
-python tests/docs/blocks.py docs/own-model.md
+python tests/docs/document_blocks.py docs/own-model.md
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -50,6 +51,8 @@ def _commands(block: str) -> None:
 
 def main(path: Path) -> None:
     """Replace the blocks of text by what is printed now."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    importlib.import_module("published")  # before transformers, where torchvision lacks its operators
     text, module = path.read_text(), ModuleType("documented")
     target = path.absolute()
     sys.modules["documented"] = module
