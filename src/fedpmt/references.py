@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def is_reference(text: str) -> bool:
     """Whether a text has the form of a reference.
 
-    >>> is_reference("my_package.nets:small"), is_reference("mnist")
-    (True, False)
+    >>> is_reference("my_package.nets:small"), is_reference("mnist"), is_reference("arrays:3")
+    (True, False, False)
     """
     where, _, name = text.partition(":")
-    return bool(where and name)
+    return all(part.isidentifier() for part in (*where.split("."), *name.split(".")))
 
 
 def find(label: str, place: str, kind: str, belongs: Callable[[Any], bool]) -> Any:

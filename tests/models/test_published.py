@@ -141,7 +141,12 @@ def run(name: str, method: str, folder: Path, **settings: Any) -> tuple[RunRecor
     return record, published, inputs, targets
 
 
-@pytest.mark.parametrize("name", ZOO)
+LARGE = ("timm efficientnet_b0",)  # as published there is no smaller one
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in ZOO]
+)
 def test_what_is_recorded_is_what_the_saved_model_scores(name: str, tmp_path: Path) -> None:
     bits = []
     for method, workers in (("fedavg", 1), ("fedpmt", 1), ("fedpmt", 2)):

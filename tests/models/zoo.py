@@ -79,6 +79,7 @@ SMALL = {
     "max_position_embeddings": LENGTH,
     "num_labels": CLASSES,
 }
+NARROW = (8, 16, 24, 32)
 VISION = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
 
 
@@ -101,7 +102,7 @@ def mixer() -> nn.Module:
 
 def frozen_resnet() -> nn.Module:
     """Transfer learning as most people do it: everything but the classifier is frozen, norms are in training mode."""
-    model = timm_model("resnet18", num_classes=CLASSES)
+    model = timm_model("resnet18", num_classes=CLASSES, channels=NARROW)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.startswith("fc."))
     return model
@@ -305,10 +306,14 @@ ZOO: dict[str, Published] = {
         CLASSIFICATION,
     ),
     "timm resnet18": Published(
-        partial(timm_model, "resnet18", num_classes=CLASSES), images, ("conv1", *BLOCKS_OF_RESNET, "fc")
+        partial(timm_model, "resnet18", num_classes=CLASSES, channels=NARROW),
+        images,
+        ("conv1", *BLOCKS_OF_RESNET, "fc"),
     ),
     "timm resnet26d": Published(
-        partial(timm_model, "resnet26d", num_classes=CLASSES), images, ("conv1.0", *BLOCKS_OF_RESNET, "fc")
+        partial(timm_model, "resnet26d", num_classes=CLASSES, channels=NARROW),
+        images,
+        ("conv1.0", *BLOCKS_OF_RESNET, "fc"),
     ),
     "timm mobilenetv3_small": Published(
         partial(timm_model, "mobilenetv3_small_050", num_classes=CLASSES),

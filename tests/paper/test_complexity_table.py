@@ -73,7 +73,7 @@ FROZEN = {
 @pytest.mark.parametrize(("task", "count"), TABLE)
 def test_every_printed_number(task: str, count: int) -> None:
     table = cost_table(task, "paper", count).model_dump(mode="json")
-    assert set(table) == {"task", "mode", "batch", "layers", "depths"}
+    assert set(table) == {"task", "mode", "batch", "layers", "depths", "base_bytes", "base_forward"}
     for row, (depth, operations, percent, keep, dropped_cost, sent) in zip(
         table["depths"], TABLE[task, count], strict=True
     ):

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-import numpy as np
-
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    import numpy as np
 
 Kind = Literal["linear", "conv", "heads", "output"]
 HIDDEN: tuple[Kind, ...] = ("linear", "conv", "heads")
@@ -58,9 +58,12 @@ class Axis:
     def positions(self, channels: np.ndarray, size: int) -> np.ndarray:
         """Where these channels of a group of this size stand along the axis.
 
+        >>> import numpy as np
         >>> Axis("heads", repeat=2, tiles=2).positions(np.array([0, 2]), size=3).tolist()
         [0, 1, 4, 5, 6, 7, 10, 11]
         """
+        import numpy as np
+
         tile = (channels[:, None] * self.repeat + np.arange(self.repeat)).reshape(-1)
         return (np.arange(self.tiles)[:, None] * size * self.repeat + tile).reshape(-1)
 
