@@ -174,17 +174,21 @@ def _flat(value: Any) -> Iterator[Tensor]:
             yield from _flat(one)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down each operation that torch runs."""
-
-    def __init__(self, found: Trace, keep: list[Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._found, self._keep = found, keep
+class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees each operation that torch runs; what it does with it is up to those derived from it."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # Nothing here is compiled, and to say so torch would load its compiler: a second of every start.
         return False
+
+
+class _Watch(Watching):
+    """Writes down each operation that torch runs."""
+
+    def __init__(self, found: Trace, keep: list[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._found, self._keep = found, keep
 
     def __torch_dispatch__(
         self,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedpmt.models.tracing import Watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ def storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
 
 
-class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationCounter(Watching):
     """Counts multiply-adds while it is entered, by the tensor and by the layer they belong to.
 
     `owners` maps the storage of each parameter to its name, `layers` the name to its layer. A product
@@ -37,11 +38,6 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.by_tensor: Counter[str] = Counter()
         self.by_layer: Counter[str] = Counter()
         self._owners, self._layers, self._layer = owners, layers, first
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Nothing here is compiled, and to say so torch would load its compiler: a second of every start.
-        return False
 
     @property
     def total(self) -> int:

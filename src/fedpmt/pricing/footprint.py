@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedpmt.models.tracing import Watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -62,7 +63,7 @@ class Timeline:
         return max(0, math.ceil(size))
 
 
-class Footprint(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Footprint(Watching):
     """Writes down the bytes held after each operation while it is entered; `known` tensors do not count."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
@@ -72,11 +73,6 @@ class Footprint(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: dict[int, weakref.ref[Any]] = {}
         for tensor in known:
             self._note(tensor, counts=False)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Nothing here is compiled, and to say so torch would load its compiler: a second of every start.
-        return False
 
     def __torch_dispatch__(
         self,

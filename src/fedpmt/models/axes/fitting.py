@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpmt.models.axes.factors import Dim, Factor, leaves
 from fedpmt.models.axes.following import call, describe, results, watch
 from fedpmt.models.structure import Axes, Fit
+from fedpmt.models.tracing import Watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,16 +86,12 @@ class _Wrong(Exception):  # noqa: N818
     """A module returned something else than it should."""
 
 
-class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Count(Watching):
     """Counts operations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # see fedpmt.models.tracing: torch would load its compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1

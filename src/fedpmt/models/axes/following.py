@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpmt.models.axes.factors import Dim, fix, leaves, new_dim
 from fedpmt.models.axes.operations import Follower, follow
-from fedpmt.models.tracing import NoFastPath
+from fedpmt.models.tracing import NoFastPath, Watching
 from fedpmt.models.trees import tensors_in
 
 if TYPE_CHECKING:
@@ -37,14 +36,10 @@ class Trace:
     touched: dict[str, list[Dim]] = field(default_factory=dict)  # module -> axes that it worked on itself
 
 
-class _Following(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Following(Watching):
     def __init__(self, follower: Follower, touch: Callable[[Dim], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._follower, self._touch = follower, touch
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # see fedpmt.models.tracing: torch would load its compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
