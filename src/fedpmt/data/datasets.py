@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
     from fedpmt.types import Arrays
 
-__all__ = ["LoadedDataset", "data_folder", "from_arrays", "load"]
+__all__ = ["LoadedDataset", "Owners", "data_folder", "from_arrays", "load"]
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Whose each sample is."""
+
+    names: tuple[str, ...]  # of the clients
+    train: np.ndarray  # for each training sample, the position of its owner's name
+    test: np.ndarray  # likewise; -1: nobody's
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,7 @@ class LoadedDataset:
     train: Examples
     test: Examples
     classes: int | None  # None: targets are not one class per sample
+    owners: Owners | None = None  # None: nobody's
 
 
 def load(name: str, data_dir: Path | None, *, like: str | None = None) -> LoadedDataset:

@@ -87,6 +87,7 @@ class Dataset:
     load: Load | None = None
     draw: Draw | None = None
     train: int | None = None  # number of training samples; None: as many as the devices ask for
+    clients: int | None = None  # how many owners its samples have, each a device; None: they have none
     scale: Scale | None = None  # None: `load` returns inputs that need no scaling
     built_in: str = ""  # where the samples come from if there is nothing to fetch
     files: tuple[DataFile, ...] = ()
