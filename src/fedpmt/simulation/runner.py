@@ -317,7 +317,7 @@ def _stop(federation: Federation, saved: Saved) -> Stopped | None:
 def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) -> ResultRecord:
     from safetensors.torch import save
 
-    from fedpmt.simulation.evaluation import score_by_width
+    from fedpmt.simulation.evaluation import evaluate_clients, score_by_width
 
     settings, progress, totals = federation.settings, saved.progress, saved.totals
     predictor, objective = federation.predictor(progress), federation.problem.objective
@@ -360,6 +360,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         public_samples=_count(federation.data.public),
         validation_samples=_count(federation.data.validation),
         path=totals.path,
+        **({} if stopped == "diverged" else evaluate_clients(federation, progress)),
     )
     write_atomically(folder / records.RESULT, result.model_dump_json(indent=1).encode() + b"\n")
     return result
