@@ -85,7 +85,8 @@ class Federation:
     def play(self, progress: Progress) -> tuple[Progress, RoundRecord]:
         """One round of the federation."""
         round_, assignments = self.open(progress)
-        assignments = send_base(self, progress, assignments)
+        if self.has_base:
+            assignments = send_base(self, progress, assignments)
         verdict = self.settle(assignments, round_)
         replies = self.train(arrivals(assignments, verdict), progress)
         return self.close(progress, round_, assignments, verdict, replies)
@@ -144,7 +145,8 @@ class Federation:
             accepted = {**(accepted or {}), **{one.device.id: progress.rounds for one in arrived}}
         if self.settings.speeds != "stated":
             speeds = fit_speeds(self, progress, assignments, verdict)
-        now, holders = progress.virtual_seconds + seconds, add_holders(progress, assignments)
+        holders = add_holders(progress, assignments) if self.has_base else None
+        now = progress.virtual_seconds + seconds
         after = Progress(step.state, progress.rounds + 1, now, accepted, speeds, holders)
         record = record_round(self, after, assignments, verdict)
         return after, record.model_copy(update=self.measure(after, step, losses, seconds))
@@ -213,6 +215,11 @@ class Federation:
     def chooses_cohort(self) -> bool:
         """Whether the method has a say in which devices are asked."""
         return type(self.method).cohort is not Method.cohort
+
+    @cached_property
+    def has_base(self) -> bool:
+        """Whether a net has a frozen base, which a device downloads once."""
+        return any(structure.base_bytes for structure in self.planner.structures.values())
 
     @cached_property
     def keeps_state(self) -> bool:

@@ -1,14 +1,16 @@
-"""A model with a frozen base, deployed: nodes make the base themselves, and only what is trained travels."""
+"""A user's own code, deployed: a model with a frozen base that nodes make themselves, and methods from outside."""
 
 from __future__ import annotations
 
 import logging
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from in_process import deploy
+from in_process import BITS, deploy
 from torch import nn
 
 from fedpmt import api
@@ -18,10 +20,10 @@ from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from fedpmt.settings import Settings
     from fedpmt.simulation.problem import Problem
+
 
 GIVEN: dict[str, Any] = {
     "method": "fedpmt",
@@ -95,3 +97,18 @@ def test_a_node_with_another_base_is_refused(tmp_path: Path, caplog: pytest.LogC
     ):
         deploy(tmp_path, GIVEN, apps=apps(problems(0, 1)))
     assert "its frozen weights are not the server's" in caplog.text
+
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "methods"))
+
+
+@pytest.mark.parametrize("method", ["blocks:Blocks", "fednova:FedNova"])
+def test_the_bits_are_those_of_the_simulator(method: str, tmp_path: Path) -> None:
+    settings = {**BITS, "method": method, "rounds": 3}
+    deployed, _ = deploy(tmp_path / "deployed", settings)
+    simulated = api.run(out=tmp_path / "simulated", **settings)
+    assert deployed.result is not None
+    assert simulated.result is not None
+    assert deployed.result.weights_sha256 == simulated.result.weights_sha256
+    outcomes = {device.outcome for step in deployed.rounds for device in step.devices}
+    assert outcomes == {"arrived"}
