@@ -257,7 +257,6 @@ def test_the_worst_tenth_are_those_with_the_worst_score() -> None:
     scores = {device: device / 20 for device in range(20)}
     for maximize, worst in ((True, 0.025), (False, 0.925)):
         found = summarise(scores, maximize=maximize)
-        assert found is not None
         assert found.worst_tenth == pytest.approx(worst)
 
 

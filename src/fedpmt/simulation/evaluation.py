@@ -71,7 +71,7 @@ def evaluate(federation: Federation, progress: Progress) -> dict[str, Any]:
         "scores": {name: value for name, value in found.metrics.items() if np.isfinite(value)},
         "score_by_class": found.by_class,
         "score_by_level": by_level(federation, found),
-        "clients": summarise(found.by_client, maximize=objective.maximize),
+        "clients": summarise(found.by_client, maximize=objective.maximize) if found.by_client else None,
         "evaluates": found.kind,
     }
 
@@ -83,7 +83,7 @@ def evaluate_clients(federation: Federation, progress: Progress) -> dict[str, An
     found, names = evaluation(federation, progress), federation.problem.data.names
     by_client = found.by_client or {}
     return {
-        "clients": summarise(by_client, maximize=federation.problem.objective.maximize),
+        "clients": summarise(by_client, maximize=federation.problem.objective.maximize) if by_client else None,
         "score_by_client": {
             names[device] if names else str(device): score for device, score in by_client.items()
         },
@@ -131,10 +131,8 @@ WORST = 0.1
 """The share of clients whose mean score is told as that of the worst."""
 
 
-def summarise(by_client: dict[int, float] | None, *, maximize: bool) -> ClientScores | None:
+def summarise(by_client: dict[int, float], *, maximize: bool) -> ClientScores:
     """The mean over clients, how far they are spread, and the mean of the worst tenth of them."""
-    if not by_client:
-        return None
     scores = np.sort(np.array(list(by_client.values())))
     ranked = scores if maximize else scores[::-1]
     worst = ranked[: max(1, round(WORST * len(scores)))]
