@@ -38,8 +38,10 @@ GROUPS = {
         "levels",
         "level_draw",
         "drift",
+        "speed_trace",
         "fleet",
         "availability",
+        "availability_trace",
         "failure",
         "over_select",
     ),
@@ -101,6 +103,7 @@ METAVARS = {
     "budget": "RESOURCE[=AMOUNT]",
     "model": "MODULE:FUNCTION",
     "layers": "A,B,...",
+    **dict.fromkeys(("fleet", "availability_trace", "speed_trace"), "FILE"),
 }
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")
 
