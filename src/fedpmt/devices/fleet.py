@@ -97,18 +97,11 @@ class Fleet:
         stranger = next((name for name in self.names if name not in own), None)
         if stranger is not None:
             raise SettingError(f"fleet has a device named '{stranger}', and no client is called that")
-        return self._take(np.array([numbers[client][0] for client in clients]))
-
-    def _take(self, devices: np.ndarray) -> Fleet:
-        """Arrange the fleet anew."""
-        columns = (self.uplinks, self.downlinks, self.memories, self.availabilities)
-        return Fleet(
-            self.speeds[devices],
-            self.levels[devices],
-            self.level_speeds,
-            *(None if column is None else column[devices] for column in columns),
-            names=tuple(self.names[device] for device in devices),
-        )
+        order = np.array([numbers[client][0] for client in clients])
+        columns = ("speeds", "levels", "uplinks", "downlinks", "memories", "availabilities")
+        arrays = {name: getattr(self, name) for name in columns}
+        arranged = {name: None if array is None else array[order] for name, array in arrays.items()}
+        return replace(self, **arranged, names=tuple(clients))
 
     @cached_property
     def members(self) -> tuple[np.ndarray, ...]:

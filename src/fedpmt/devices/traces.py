@@ -129,7 +129,8 @@ class Steps:
     def at(self, now: float) -> np.ndarray:
         """The number of every device."""
         past = np.add.reduceat(self.times <= now, self.firsts, dtype=np.int64)
-        return self.values[self.firsts + past - 1][self.series]
+        current: np.ndarray = self.values[self.firsts + past - 1]
+        return current[self.series]
 
     def of(self, device: int, now: float) -> tuple[float, float]:
         """The number of one device, and when it changes next; infinity: never."""
