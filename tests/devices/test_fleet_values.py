@@ -12,6 +12,7 @@ import torch
 import fedpmt
 from fedpmt import Device, SettingError
 from fedpmt.api import settings_of
+from fedpmt.cli.main import program
 from fedpmt.devices.fleet import Fleet, make_fleet, read_fleet
 from fedpmt.devices.rows import read_devices, write_devices
 
@@ -96,6 +97,7 @@ def test_a_fleet_of_values_belongs_to_the_run(tmp_path: Path) -> None:
     run = fedpmt.run("fedpmt", fleet=ROWS, **given)
     assert fedpmt.run("fedpmt", fleet=DICTS, resume=True, **given).result == run.result
     assert fedpmt.run("fedpmt", fleet=run.settings["fleet"], resume=True, **given).result == run.result
+    assert program(["run", "--resume", "--out", str(given["out"])]) == 0
     with pytest.raises(
         SettingError, match=r"its fleet is 'speed,name,.* not 'speed \| 0.25 \| 0.25"
     ) as refused:

@@ -99,9 +99,9 @@ class Fleet:
             raise SettingError(f"fleet has a device named '{stranger}', and no client is called that")
         order = np.array([numbers[client][0] for client in clients])
         columns = ("speeds", "levels", "uplinks", "downlinks", "memories", "availabilities")
-        arrays = {name: getattr(self, name) for name in columns}
-        arranged = {name: None if array is None else array[order] for name, array in arrays.items()}
-        return replace(self, **arranged, names=tuple(clients))
+        given: dict[str, Any] = {name: getattr(self, name) for name in columns}
+        given = {name: None if array is None else array[order] for name, array in given.items()}
+        return replace(self, **given, names=tuple(clients))
 
     @cached_property
     def members(self) -> tuple[np.ndarray, ...]:

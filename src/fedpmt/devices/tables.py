@@ -64,8 +64,8 @@ def is_file(source: Any) -> bool:
 
 
 def is_frame(source: Any) -> bool:
-    """Whether a table is a data frame, as pandas and its like have it."""
-    return hasattr(source, "columns") and hasattr(source, "to_dict")
+    """Whether a table is a data frame of pandas, which need not be installed."""
+    return hasattr(source, "columns") and hasattr(source, "isna")
 
 
 def table_name(key: str, source: Any) -> str:
@@ -120,7 +120,7 @@ def _read_values(name: str, values: Iterable[Any]) -> tuple[list[str], list[Row]
     for position, value in enumerate(values):
         place = f"{name}[{position}]"
         if not isinstance(value, Mapping):
-            raise SettingError(f"{place} must be a dict of columns (got {value!r})")
+            raise SettingError(f"{place} must be a dict of columns (got {type(value).__name__})")
         header |= dict.fromkeys(map(str, value))
         cells = {str(column): "" if cell is None else str(cell).strip() for column, cell in value.items()}
         rows.append((place, {column: cell for column, cell in cells.items() if cell}))

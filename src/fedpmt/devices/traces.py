@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 AVAILABILITY, SPEED = "availability-trace", "speed-trace"
 COLUMNS = {AVAILABILITY: ("client", "start", "end"), SPEED: ("client", "time", "speed")}
 
+MOST_COMPARED = 10_000
+"""In a larger fleet the nearest of all names is not looked for."""
+
 Series = dict[str, list[tuple[float, float]]]
 """For each client the times at which its number changes, ascending from 0, and what it changes to."""
 
@@ -129,8 +132,8 @@ class Steps:
     def at(self, now: float) -> np.ndarray:
         """The number of every device."""
         past = np.add.reduceat(self.times <= now, self.firsts, dtype=np.int64)
-        current: np.ndarray = self.values[self.firsts + past - 1]
-        return current[self.series]
+        values: np.ndarray = self.values[self.firsts + past - 1][self.series]
+        return values
 
     def of(self, device: int, now: float) -> tuple[float, float]:
         """The number of one device, and when it changes next; infinity: never."""
@@ -218,8 +221,7 @@ def _tie(key: str, source: Any, read: Callable[[Any], Series], fleet: Fleet, cli
         if devices is None and client.isdecimal() and int(client) < len(fleet):
             devices = [int(client)]
         if devices is None:
-            named = owners or {"0": [], f"... {len(fleet) - 1}": []}
-            raise SettingError.unknown(f"{name}: client", client, named)
+            raise _unknown(f"{name}: client", client, owners, len(fleet))
         if (follows[devices] >= 0).any():
             raise SettingError(f"{name}: client = '{client}' has rows under another name, too")
         follows[devices] = number
@@ -239,3 +241,9 @@ def _owners(fleet: Fleet, clients: Sequence[str]) -> dict[str, list[int]]:
         if name:
             owners.setdefault(name, []).append(device)
     return {**owners, **{client: [device] for device, client in enumerate(clients)}}
+
+
+def _unknown(key: str, client: str, owners: Mapping[str, Any], devices: int) -> SettingError:
+    if 0 < len(owners) <= MOST_COMPARED:
+        return SettingError.unknown(key, client, owners)
+    return SettingError(f"{key} = '{client}' is unknown (allowed: numbers of devices, 0 to {devices - 1})")
