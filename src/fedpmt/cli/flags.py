@@ -25,7 +25,10 @@ GROUPS = {
         "data",
         "data_dir",
         "objective",
+        "clients",
         "partition",
+        "amounts",
+        "held_out",
         "partition_seed",
         "public",
         "validation",
@@ -102,6 +105,7 @@ METAVARS = {
     "options": "METHOD.KEY=VALUE",
     "budget": "RESOURCE[=AMOUNT]",
     "model": "MODULE:FUNCTION",
+    "clients": "MODULE:FUNCTION",
     "layers": "A,B,...",
     **dict.fromkeys(("fleet", "availability_trace", "speed_trace"), "FILE"),
 }
