@@ -179,6 +179,41 @@ def test_kinds_of_devices_are_nobodys_own() -> None:
     assert kinds.ordered(["a", "b", "c", "d"]) is kinds
     assert bare.ordered(["a", "b"]) is bare
     assert named("bob").ordered([]).names == ("bob",)
+    assert named("phone", "laptop").ordered(["0", "1"]).names == ("phone", "laptop")
+    assert named("1", "0").ordered(["0", "1"]).speeds.tolist() == [2, 1]
+
+
+def people(*names: str) -> dict[str, Any]:
+    """Samples of people who own 10, 20, ... of them, and a model for these."""
+    rng = np.random.default_rng(0)
+    sizes = {name: 10 * (number + 1) for number, name in enumerate(names)}
+    clients = {
+        name: (rng.normal(size=(size, 4)).astype(np.float32), rng.integers(3, size=size))
+        for name, size in sizes.items()
+    }
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    return {
+        "model": net,
+        "clients": clients,
+        "test": clients[names[0]],
+        "rounds": 1,
+        "cohort": 3,
+        "batch": 10,
+    }
+
+
+def test_people_train_on_their_own_devices(tmp_path: Path) -> None:
+    """By name, whatever the order of the rows; and a trace names them too."""
+    fleet = [Device(name=name, speed=speed) for name, speed in (("carol", 1), ("ann", 0.5), ("bob", 0.25))]
+    trace = "client,start,end\ncarol,0,1000\nann,0,1000\nbob,0,1\n"
+    given = people("ann", "bob", "carol")
+    run = fedpmt.run("fedavg", fleet=fleet, availability_trace=trace, **given)
+    found = [(one.samples, one.speed, one.outcome) for one in run.rounds[0].devices]
+    assert found == [(10, 0.5, "arrived"), (20, 0.25, "failed"), (30, 1.0, "arrived")]
+    wrong = [*fleet[:2], Device(name="bop", speed=1)]
+    with pytest.raises(SettingError, match="has none named 'bob'"):
+        fedpmt.run("fedavg", fleet=wrong, out=tmp_path / "new", **given)
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

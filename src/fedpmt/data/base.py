@@ -27,7 +27,6 @@ class FederatedData(ABC):
     name: str
     classes: int | None  # None: targets are not one class per sample
     devices: int  # |K|
-    names: tuple[str, ...] = ()  # the clients' names, by device; none where they have no names
     test: Examples
     public: Examples | None = None  # unlabelled, no device's own; every target is NO_LABEL
     validation: Examples | None = None  # labelled, the server's own

@@ -77,7 +77,8 @@ class Fleet:
     def ordered(self, clients: Sequence[str]) -> Fleet:
         """Give each client its own device: device k becomes that of client k, found by its name.
 
-        Names that are shared by devices, such as a kind's, tie nothing: then the fleet stays as it is.
+        Names that are shared by devices, such as a kind's, tie nothing: then the fleet stays as it is. Nor do names of
+        devices where clients, given as a list, are only numbered.
 
         Raises:
             SettingError: Some devices are called as clients are, or each has a name of its own, and a client has none.
@@ -86,7 +87,10 @@ class Fleet:
         numbers: dict[str, list[int]] = {}
         for number, name in enumerate(self.names):
             numbers.setdefault(name, []).append(number)
-        if not own or not (own & numbers.keys() or len(numbers) == len(self)):
+        individual = len(numbers) == len(self) and list(clients) != [
+            str(number) for number in range(len(clients))
+        ]
+        if not own or not (own & numbers.keys() or individual):
             return self
         for client in clients:
             found = len(numbers.get(client, ()))
