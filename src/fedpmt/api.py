@@ -554,20 +554,9 @@ def with_public(given: Mapping[str, Any], methods: Sequence[str]) -> dict[str, A
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Resolve settings; a fleet file says how many devices there are, and is remembered by its content."""
-    given = dict(given)
+    """Resolve settings; a fleet says how many devices there are."""
+    given = _with_tables(given)
     given = with_public(given, [str(given.get("method") or "fedpmt")])
-    if given.get("fleet") is not None:
-        from fedpmt.devices.fleet import read_fleet
-
-        path = Path(str(given["fleet"])).absolute()
-        given["fleet"] = str(path)
-        size = len(read_fleet(path))
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        before = str(given.get("digest", ""))
-        given["digest"] = before if before.endswith(content) else before + content
-        if given.get("devices") is None:
-            given["devices"] = size
     settings = resolve(given)
     settings = settings.model_copy(update={"options": typed_options(settings.method, settings.options)})
     if given.get("samples") is None:
@@ -577,6 +566,33 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     # In the record, so that it says what ran.
     options = {**method_class(settings.method)().traits.under_budget, **settings.options}
     return settings.model_copy(update={"options": options})
+
+
+def _with_tables(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in which the fleet and the traces are files, remembered by their content, or the text of a CSV."""
+    given = dict(settings)
+    tables = [key for key in ("fleet", "availability_trace", "speed_trace") if given.get(key) is not None]
+    if not tables:
+        return given
+    from fedpmt.devices.rows import read_devices, write_devices
+    from fedpmt.devices.tables import is_file
+    from fedpmt.devices.traces import write_trace
+
+    for key in tables:
+        source = given[key]
+        if key == "fleet":
+            devices = read_devices(source)
+            text = write_devices(devices)
+            if given.get("devices") is None:
+                given["devices"] = sum(device.count for device in devices)
+        else:
+            text = write_trace(key, source)
+        given[key] = str(Path(source).absolute()) if is_file(source) else text
+        if is_file(source):
+            content = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+            before = str(given.get("digest", ""))
+            given["digest"] = before if content in before else before + content
+    return given
 
 
 def _with_samples_for_split(settings: Settings) -> Settings:
@@ -635,6 +651,7 @@ def check(
     from fedpmt.data.partition import check_spec
     from fedpmt.data.public import check_public
     from fedpmt.devices.fleet import make_fleet
+    from fedpmt.devices.traces import check_traces
     from fedpmt.models.nets import net
 
     chosen = method or method_of(settings)
@@ -671,6 +688,7 @@ def check(
     if used.needs_public and settings.public == "none":
         raise SettingError(f"public = 'none': {name} needs public data (e.g. {HELD_OUT['public']})")
     fleet = make_fleet(settings)
+    check_traces(settings)
     if settings.limits is not None:
         settings.limits.check_levels(str(settings.budget), len(fleet.level_speeds))
     if score_name is not None:

@@ -41,8 +41,9 @@ Evaluated = Literal["global", "split", "personal"]
 """What a score is of: the server's model, a device's and the server's halves together, or a device's own;
 for the last two it is the mean over devices that took part."""
 
-Stopped = Literal["rounds", "target", "time-budget", "diverged"]
-"""Why a run has ended. A run that diverged has the accuracy of a guess, or no score if it is not an accuracy."""
+Stopped = Literal["rounds", "target", "time-budget", "unreachable", "diverged"]
+"""Why a run has ended; `unreachable`: no device can be reached any more, as its trace says.
+A run that diverged has the accuracy of a guess, or no score if it is not an accuracy."""
 
 
 ComputePath = Literal["compiled", "autograd", "mixed"]

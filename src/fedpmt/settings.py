@@ -26,7 +26,7 @@ from fedpmt.models.nets import NETS
 from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
 from fedpmt.records import EXECUTION
 from fedpmt.resources import Budget, parse_budget
-from fedpmt.types import Scalar, SettingError
+from fedpmt.types import Scalar, SettingError, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -141,10 +141,19 @@ class Settings(BaseModel):
     level_draw: Literal["fixed", "round"] = Field(
         "fixed", description="a device keeps its level, or levels are redrawn each round"
     )
-    fleet: Path | None = Field(
+    fleet: str | None = Field(
         None,
         description="CSV of measured devices: speed, and if known name, count, uplink_mbps, downlink_mbps, "
         "memory_mib, availability",
+    )
+    availability_trace: str | None = Field(
+        None,
+        description="CSV of when devices can be reached: client, start, end, in virtual seconds",
+    )
+    speed_trace: str | None = Field(
+        None,
+        description="CSV of how fast devices really are: client, time (in virtual seconds), speed; "
+        "depths are fitted to the fleet's speeds, or to those measured",
     )
     availability: float = Field(1.0, gt=0, le=1, description="chance that a device can be asked in a round")
     failure: float = Field(0.0, ge=0, lt=1, description="chance that an asked device never replies")
@@ -322,6 +331,11 @@ class Settings(BaseModel):
             PARSERS[str(info.field_name)](value)
         return value
 
+    @field_validator("fleet", "availability_trace", "speed_trace", mode="before")
+    @classmethod
+    def _path(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
+
     @field_validator("server_cap", "server_speed", mode="before")
     @classmethod
     def _may_be_none(cls, value: object) -> object:
@@ -356,6 +370,7 @@ class Settings(BaseModel):
                 f"budget = '{self.budget}' is refused with mode = '{self.mode}': it needs mode = 'exact'"
             )
         _check_precision(self)
+        _check_traces(self)
         if self.splitting == "device" and self.sampling != "uniform":
             raise SettingError(
                 f"sampling = '{self.sampling}' needs speeds that the server does not know "
@@ -401,7 +416,9 @@ class RunSettings(TypedDict, total=False):
     sampling: Literal["stratified", "uniform", "fastest"]
     levels: str
     level_draw: Literal["fixed", "round"]
-    fleet: str | Path | None
+    fleet: Table | None
+    availability_trace: Table | None
+    speed_trace: Table | None
     availability: float
     failure: float
     over_select: float
@@ -466,6 +483,22 @@ def _check_precision(settings: Settings) -> None:
             f"precision-seconds = '{settings.precision_seconds}' does nothing "
             "with precision = 'fp32' and frozen-precision = 'fp32'"
         )
+
+
+def _check_traces(settings: Settings) -> None:
+    """Refuse traces of what another setting decides, too."""
+    if settings.availability_trace is not None and settings.availability != 1:
+        raise SettingError(
+            f"availability = {settings.availability:g} cannot be combined with availability-trace, "
+            "which says when devices can be reached"
+        )
+    for key, usual in {"drift": "", "level_draw": "fixed"}.items():
+        value = getattr(settings, key)
+        if settings.speed_trace is not None and value != usual:
+            raise SettingError(
+                f"{key.replace('_', '-')} = '{value}' cannot be combined with speed-trace, "
+                "which says how fast devices are"
+            )
 
 
 def _default_data(task: object) -> str:

@@ -41,8 +41,10 @@ GROUPS = {
         "levels",
         "level_draw",
         "drift",
+        "speed_trace",
         "fleet",
         "availability",
+        "availability_trace",
         "failure",
         "over_select",
     ),
@@ -105,6 +107,7 @@ METAVARS = {
     "model": "MODULE:FUNCTION",
     "clients": "MODULE:FUNCTION",
     "layers": "A,B,...",
+    **dict.fromkeys(("fleet", "availability_trace", "speed_trace"), "FILE"),
 }
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")
 

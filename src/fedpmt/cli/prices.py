@@ -41,6 +41,8 @@ TRAINING_ONLY = (
     "speeds",
     "speed_weight",
     "drift",
+    "availability_trace",
+    "speed_trace",
     "dp_clip",
     "dp_noise",
     "dp_delta",

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from fedpmt.types import Examples
 
 LOCK = ".lock"
+MOST_SHOWN = 100
+"""Characters of a table that a message shows."""
+
 _log = logging.getLogger("fedpmt")
 
 
@@ -79,8 +82,14 @@ def check_same(folder: Path, stored: Mapping[str, Any], settings: Settings) -> N
     if key is not None:
         raise SettingError(
             f"out = '{folder}' is a run of another configuration: "
-            f"its {key} is '{stored[key]}', not '{settings.identity()[key]}'"
+            f"its {key} is '{_in_short(stored[key])}', not '{_in_short(settings.identity()[key])}'"
         )
+
+
+def _in_short(value: object) -> str:
+    """A value within one line of a message: a fleet given in Python has many."""
+    text = str(value)
+    return f"{text[:MOST_SHOWN].strip().replace(chr(10), ' | ')} ..." if "\n" in text else text
 
 
 def differing(stored: Mapping[str, Any], settings: Settings) -> str | None:
@@ -203,6 +212,14 @@ def simulate(
                 record = journal.add(*played)
                 if on_round is not None:
                     on_round(record)
+            if journal.stopped == "unreachable":
+                _log.warning(
+                    "%s: no device can be reached any more after %g virtual seconds; the run ends with %d of %d rounds",
+                    settings.method,
+                    journal.progress.virtual_seconds,
+                    journal.progress.rounds,
+                    settings.rounds,
+                )
         return journal.finish()
 
 
@@ -309,9 +326,7 @@ def _stop(federation: Federation, saved: Saved) -> Stopped | None:
         maximize = federation.problem.objective.maximize
         if records.reaches(totals.score, settings.target, maximize=maximize):
             return "target"
-    if federation.out_of_time(progress):
-        return "time-budget"
-    return "rounds" if progress.rounds >= settings.rounds else None
+    return federation.ended(progress)
 
 
 def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) -> ResultRecord:
