@@ -25,6 +25,8 @@ from fedpmt.training.batches import placed
 from fedpmt.types import Arrays, SettingError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fedpmt.models.axes.declared import Declared
     from fedpmt.models.layered import LayeredModel
     from fedpmt.settings import Settings
@@ -46,8 +48,17 @@ def load_module(text: str, seed: int) -> nn.Module:
 
 
 @lru_cache(maxsize=1)
-def load_arrays(text: str) -> tuple[Pair, Pair]:
-    """Call the function that `data` names; once, since all runs of a comparison ask for it."""
+def load_arrays(text: str, data_dir: Path | None = None) -> tuple[Pair, Pair]:
+    """Load the samples that `data` names; once, since all runs of a comparison ask for them."""
+    kind, _, argument = text.partition(":")
+    if kind == "folder":
+        from fedpmt.data.pictures import load_folder
+
+        return load_folder(argument)
+    if kind == "hf":
+        from fedpmt.data.hugging_face import load_hugging_face
+
+        return load_hugging_face(argument, data_dir)
     found = references.call("data", text)
     if not (_is_pair(found) and all(_is_pair(one) for one in found)):
         raise SettingError(
@@ -71,7 +82,11 @@ def _outline(value: object) -> str:
 def load_example(data: str) -> Arrays:
     """Take two inputs of a data set; those of the library are made up, so that pricing fetches nothing."""
     if not is_function(data):
-        return make_example(find_dataset(data)[0].shape)
+        described = find_dataset(data)[0]
+        if described.tokens is None:
+            return make_example(described.shape)
+        tokens = np.ones((2, *described.shape), np.int64)  # all of them padding would be no text
+        return dict.fromkeys(described.fields, tokens) if described.fields else tokens
     inputs = load_arrays(data)[0][0]
     return {name: one[:2] for name, one in inputs.items()} if isinstance(inputs, Mapping) else inputs[:2]
 

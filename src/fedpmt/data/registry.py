@@ -27,11 +27,14 @@ def _discover() -> dict[str, Dataset]:
 DATASETS: dict[str, Dataset] = _discover()
 """Every data set's description, by name."""
 
+OWN_SETS = {"hf": "hf:NAME", "folder": "folder:PATH"}
+"""Kinds of data sets whose samples are the user's, and how each is written: Hugging Face, and folders of images."""
+
 
 def spellings() -> list[str]:
     """How each data set may be written, e.g. `synthetic` and `synthetic:ALPHA,BETA`."""
     arguments = [f"{one.name}:{one.argument}" for one in DATASETS.values() if one.argument]
-    return [*DATASETS, *arguments]
+    return [*DATASETS, *arguments, *OWN_SETS.values()]
 
 
 def with_samples() -> list[str]:
@@ -40,12 +43,13 @@ def with_samples() -> list[str]:
 
 
 def is_function(text: str) -> bool:
-    """Whether a text names a user's function that returns samples, and no data set.
+    """Whether a text names samples of the user's: a function that returns them, or one of `OWN_SETS`.
 
-    >>> is_function("my_package.data:load"), is_function("synthetic:0,1")
-    (True, False)
+    >>> is_function("my_package.data:load"), is_function("folder:~/cats"), is_function("synthetic:0,1")
+    (True, True, False)
     """
-    return is_reference(text) and text.partition(":")[0] not in DATASETS
+    kind, _, argument = text.partition(":")
+    return bool(argument) and (kind in OWN_SETS or (kind not in DATASETS and is_reference(text)))
 
 
 def find_dataset(text: str) -> tuple[Dataset, str]:
