@@ -15,7 +15,6 @@ import fedpmt
 from fedpmt.data.hugging_face import load_hugging_face
 from fedpmt.data.pictures import load_folder
 from fedpmt.data.registry import find_dataset
-from fedpmt.own import load_arrays
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -79,7 +78,6 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: py
 
 
 def test_a_run_on_a_folder_of_images(tmp_path: Path) -> None:
-    load_arrays.cache_clear()
     write_images(tmp_path)
     model = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(60, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)

@@ -34,7 +34,7 @@ OWN_SETS = {"hf": "hf:NAME", "folder": "folder:PATH"}
 def spellings() -> list[str]:
     """How each data set may be written, e.g. `synthetic` and `synthetic:ALPHA,BETA`."""
     arguments = [f"{one.name}:{one.argument}" for one in DATASETS.values() if one.argument]
-    return [*DATASETS, *arguments, *OWN_SETS.values()]
+    return [*DATASETS, *arguments]
 
 
 def with_samples() -> list[str]:
@@ -42,10 +42,10 @@ def with_samples() -> list[str]:
     return [name for name, dataset in DATASETS.items() if dataset.load is not None]
 
 
-def is_function(text: str) -> bool:
+def is_own(text: str) -> bool:
     """Whether a text names samples of the user's: a function that returns them, or one of `OWN_SETS`.
 
-    >>> is_function("my_package.data:load"), is_function("folder:~/cats"), is_function("synthetic:0,1")
+    >>> is_own("my_package.data:load"), is_own("folder:~/cats"), is_own("synthetic:0,1")
     (True, True, False)
     """
     kind, _, argument = text.partition(":")
@@ -67,7 +67,7 @@ def find_dataset(text: str) -> tuple[Dataset, str]:
     name, colon, argument = text.partition(":")
     dataset = DATASETS.get(name)
     if dataset is None or (colon and not dataset.argument):
-        raise SettingError.unknown("data", text, spellings())
+        raise SettingError.unknown("data", text, [*spellings(), *OWN_SETS.values()])
     if colon and dataset.check is not None:
         dataset.check(argument)
     return dataset, argument
