@@ -76,7 +76,8 @@ class Settings(BaseModel):
     data: str = Field(
         "",
         description=f"the data set: {', '.join(spellings())}; with a net of your own also hf:NAME (Hugging Face), "
-        "folder:PATH (images in train/CLASS and test/CLASS) or package.module:function, which returns (inputs, targets) for training and for testing. "
+        "folder:PATH (images in train/CLASS and test/CLASS) or package.module:function, which returns "
+        "(inputs, targets) for training and for testing. "
         f"Default: {', '.join(f'{default_for(net.data)} for {net.name}' for net in NETS.values())}",
     )
     clients: str = Field(
