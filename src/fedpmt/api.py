@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from fedpmt import records
-from fedpmt.data.registry import is_function, with_samples
+from fedpmt.data.registry import is_own, with_samples
 from fedpmt.methods.registry import (
     METHODS,
     create,
@@ -359,7 +359,7 @@ def with_model(
             )
         own_only = {
             "layers": layers,
-            "data": given.get("data") if is_function(str(given.get("data"))) else None,
+            "data": given.get("data") if is_own(str(given.get("data"))) else None,
         }
         for key, value in own_only.items():
             if value is not None:
@@ -404,9 +404,9 @@ def _with_samples(
     elif data is not None:
         if own.test is not None:
             raise SettingError(f"test cannot be combined with data = '{data}', which has its own")
-        if not is_function(str(data)):
+        if not is_own(str(data)):
             return given, own
-        own = dataclasses.replace(own, **load_samples("train", str(data)))
+        own = dataclasses.replace(own, **load_samples("train", str(data), data_dir=given.get("data_dir")))
     samples = own.samples
     assert samples is not None
     if data is None:

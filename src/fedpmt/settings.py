@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from fedpmt.data.description import Defaults
-from fedpmt.data.registry import default_for, find_dataset, is_function, spellings
+from fedpmt.data.registry import default_for, find_dataset, is_own, spellings
 from fedpmt.data.spec import held_out, parse_public
 from fedpmt.models.nets import NETS
 from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
@@ -75,8 +75,9 @@ class Settings(BaseModel):
     )
     data: str = Field(
         "",
-        description=f"the data set: {', '.join(spellings())}; with a net of your own also package.module:function, "
-        "which returns (inputs, targets) for training and for testing. "
+        description=f"the data set: {', '.join(spellings())}; with a net of your own also hf:NAME (Hugging Face), "
+        "folder:PATH (images in train/CLASS and test/CLASS) or package.module:function, which returns "
+        "(inputs, targets) for training and for testing. "
         f"Default: {', '.join(f'{default_for(net.data)} for {net.name}' for net in NETS.values())}",
     )
     clients: str = Field(
@@ -286,7 +287,7 @@ class Settings(BaseModel):
         if "data" not in given:
             given["data"] = _default_data(given.get("task"))
         data = str(given["data"])
-        described = None if data == ARRAYS or is_function(data) else find_dataset(data)[0]
+        described = None if data == ARRAYS or is_own(data) else find_dataset(data)[0]
         defaults, train = (described.defaults, described.train) if described else (Defaults(), None)
         if given.get("splitting") == "device":
             given.setdefault("sampling", "uniform")
