@@ -19,6 +19,8 @@ GROUPS = {
     "What is learned": (
         "method",
         "task",
+        "weights",
+        "tune",
         "model",
         "layers",
         "tied",
@@ -100,6 +102,7 @@ METAVARS = {
     "options": "METHOD.KEY=VALUE",
     "budget": "RESOURCE[=AMOUNT]",
     "model": "MODULE:FUNCTION",
+    "weights": "pretrained|random|FILE",
     "layers": "A,B,...",
 }
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")

