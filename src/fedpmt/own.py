@@ -21,7 +21,7 @@ from fedpmt.data.datasets import from_arrays
 from fedpmt.data.federated import federate_dataset
 from fedpmt.data.registry import find_dataset, is_function
 from fedpmt.models.layered import layered
-from fedpmt.models.tasks import PRETRAINED, RANDOM, TASKS
+from fedpmt.models.tasks import HEAD, PRETRAINED, RANDOM, TASKS
 from fedpmt.models.unwrap import check_module, unwrap
 from fedpmt.models.weights import load_strictly, pretrained, read_tensors
 from fedpmt.simulation.problem import Problem
@@ -52,14 +52,15 @@ def load_module(text: str, seed: int) -> nn.Module:
 def load_task(settings: Settings) -> nn.Module:
     """Make the module of a ready task; weights that are drawn depend on the seed alone."""
     task = TASKS[settings.task]
-    arguments: dict[str, Any] = dict(task.arguments)
-    if task.weights:
-        tensors = pretrained(task.weights, settings.data_dir) if settings.weights == PRETRAINED else None
-        arguments |= {"pretrained": tensors, "tune": settings.tune}
+    start: list[Any] = [None] if task.weights else []
+    if settings.weights == PRETRAINED:
+        start = [pretrained(task.weights, settings.data_dir)]
     where, _, name = task.module.partition(":")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(settings.seed)
-        module: nn.Module = getattr(importlib.import_module(where), name)(**arguments)
+        module: nn.Module = getattr(importlib.import_module(where), name)(*start, **task.arguments)
+    if settings.tune == HEAD:
+        module.requires_grad_(False).get_submodule("classifier").requires_grad_(True)
     if settings.weights not in (PRETRAINED, RANDOM):
         path = Path(settings.weights)
         load_strictly(module, read_tensors(path), f"weights = '{path}'")

@@ -23,9 +23,7 @@ class Task:
     module: str  # the function that makes it, as package.module:function
     data: str  # the data set
     arguments: Mapping[str, Scalar] = field(default_factory=dict)  # of that function
-    weights: str = (
-        ""  # the pretrained weights to start from; the function then also takes `pretrained` and `tune`
-    )
+    weights: str = ""  # pretrained ones; the function then takes their tensors first, or None
     tune: tuple[str, ...] = (WHOLE,)  # what can be trained of it, the default first
     settings: Mapping[str, Scalar] = field(
         default_factory=dict
