@@ -49,7 +49,8 @@ class CausalBlock(nn.Module):
         )
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.mix(mixed.transpose(1, 2).flatten(2))
-        return hidden + self.narrow(functional.gelu(self.widen(self.norm2(hidden))))
+        wide = functional.gelu(self.widen(self.norm2(hidden)))
+        return hidden + self.narrow(wide)  # type: ignore[no-any-return]
 
 
 class CharacterTransformer(nn.Module):

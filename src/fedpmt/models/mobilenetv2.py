@@ -55,7 +55,8 @@ class Block(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Add the input where the shapes allow it."""
-        return images + self.conv(images) if self.skips else self.conv(images)
+        found: Tensor = self.conv(images)
+        return images + found if self.skips else found
 
 
 class MobileNetV2(nn.Module):

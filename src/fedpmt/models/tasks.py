@@ -30,7 +30,7 @@ class Task:
     )  # in place of the data set's, where none are given
 
 
-_MINILM = {"epochs": 5, "batch": 10, "optimizer": "adam", "lr": 1e-4, "eval_every": 5}
+_MINILM: Mapping[str, Scalar] = {"epochs": 5, "batch": 10, "optimizer": "adam", "lr": 1e-4, "eval_every": 5}
 
 TASKS = {
     task.name: task
