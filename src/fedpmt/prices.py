@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from fedpmt.api import (
     OWN_DATA,
+    Own,
     check,
     own_problem,
     own_training,
@@ -14,7 +15,7 @@ from fedpmt.api import (
     unfilled_problem,
     with_model,
 )
-from fedpmt.data.registry import find_dataset, is_function
+from fedpmt.data.registry import find_dataset, is_own
 from fedpmt.models.tasks import TASKS
 from fedpmt.settings import RunSettings, Settings
 from fedpmt.types import Arrays, SettingError
@@ -183,13 +184,14 @@ def _priced(
     from fedpmt import own
 
     module = own.load_module(model, resolved.seed) if isinstance(model, str) else model
-    if filled and example is None and is_function(resolved.data):
+    if filled and example is None and is_own(resolved.data):
         from fedpmt.training.objective import CLASSIFICATION
 
         one = resolved.model_copy(update={"devices": 1})
-        problem = own_problem(one, module, *own.load_arrays(resolved.data), CLASSIFICATION)
+        samples = Own(**own.load_samples("train", resolved.data, data_dir=resolved.data_dir)).samples
+        problem = own_problem(one, module, samples, CLASSIFICATION)
     else:
-        inputs = own.load_example(resolved.data) if example is None else example
+        inputs = own.load_example(resolved.data, resolved.data_dir) if example is None else example
         problem = own.example_problem(module, inputs, resolved, resolved.samples if filled else 2)
     own.warn_of_one_layer(problem.model)
     name = resolved.model or type(module).__name__

@@ -27,7 +27,10 @@ GROUPS = {
         "data",
         "data_dir",
         "objective",
+        "clients",
         "partition",
+        "amounts",
+        "held_out",
         "partition_seed",
         "public",
         "validation",
@@ -103,6 +106,7 @@ METAVARS = {
     "budget": "RESOURCE[=AMOUNT]",
     "model": "MODULE:FUNCTION",
     "weights": "pretrained|random|FILE",
+    "clients": "MODULE:FUNCTION",
     "layers": "A,B,...",
 }
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")

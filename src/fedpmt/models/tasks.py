@@ -46,12 +46,14 @@ TASKS = {
             "the next character of a role's speech, by two LSTMs",
             "fedpmt.models.characters:CharacterLSTM",
             "shakespeare",
+            arguments={"alphabet": 66},
         ),
         Task(
             "transformer-shakespeare",
             "the same by a small transformer, which can also be cut by width",
             "fedpmt.models.characters:CharacterTransformer",
             "shakespeare",
+            arguments={"alphabet": 66},
         ),
         Task(
             "resnet-cifar10",
