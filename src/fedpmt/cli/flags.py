@@ -19,6 +19,8 @@ GROUPS = {
     "What is learned": (
         "method",
         "task",
+        "weights",
+        "tune",
         "model",
         "layers",
         "tied",
@@ -105,6 +107,7 @@ METAVARS = {
     "options": "METHOD.KEY=VALUE",
     "budget": "RESOURCE[=AMOUNT]",
     "model": "MODULE:FUNCTION",
+    "weights": "pretrained|random|FILE",
     "clients": "MODULE:FUNCTION",
     "layers": "A,B,...",
     **dict.fromkeys(("fleet", "availability_trace", "speed_trace"), "FILE"),

@@ -83,7 +83,9 @@ def evaluate_clients(federation: Federation, progress: Progress) -> dict[str, An
     found, names = evaluation(federation, progress), federation.problem.data.names
     by_client = found.by_client or {}
     return {
-        "clients": summarise(by_client, maximize=federation.problem.objective.maximize) if by_client else None,
+        "clients": summarise(by_client, maximize=federation.problem.objective.maximize)
+        if by_client
+        else None,
         "score_by_client": {
             names[device] if names else str(device): score for device, score in by_client.items()
         },
