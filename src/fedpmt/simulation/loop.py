@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpmt.methods.base import Method, Prototype, Round, Server, Setup
-from fedpmt.records import RoundRecord
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.bookkeeping import add_holders, arrivals, fit_speeds, record_round
 from fedpmt.simulation.cohort import assign, draw_cohort, send_base, settle
@@ -21,11 +19,14 @@ from fedpmt.training.loop import LOSS
 from fedpmt.training.privacy import epsilon
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
     from fedpmt.devices.fleet import Fleet
     from fedpmt.methods.base import Predictor, Step
     from fedpmt.models.layered import LayeredModel
     from fedpmt.parts.part import Part
     from fedpmt.pricing.plan import Planner
+    from fedpmt.records import RoundRecord
     from fedpmt.settings import Settings
     from fedpmt.simulation.checkpoint import DeviceStore
     from fedpmt.simulation.cohort import Assignment, Verdict
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from fedpmt.training.local import LocalSettings
     from fedpmt.training.messages import Reply, Task
     from fedpmt.types import Payload
-
-OnRound = Callable[[RoundRecord], None]
 
 
 @dataclass(frozen=True)
@@ -164,9 +163,12 @@ class Federation:
             "server_operations": step.server_operations,
             "round_seconds": seconds,
         }
-        last = progress.rounds == settings.rounds or self.out_of_time(progress)
-        due = progress.rounds % settings.eval_every == 0 or last
-        return {**fields, **evaluate(self, progress)} if due else fields
+        return {**fields, **evaluate(self, progress)} if self.is_due(progress) else fields
+
+    def is_due(self, progress: Progress) -> bool:
+        """Whether the round that led here is evaluated: every so often, and the last one always."""
+        last = progress.rounds == self.settings.rounds or self.out_of_time(progress)
+        return progress.rounds % self.settings.eval_every == 0 or last
 
     def server(self, arrived: list[Assignment], round_index: int) -> Server:
         """What the server has at hand, and how much it may do with it: a multiple of what its devices do."""
