@@ -10,8 +10,7 @@ import dataclasses
 import hashlib
 import re
 import shutil
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,9 +31,12 @@ from fedpmt.methods.registry import (
 )
 from fedpmt.models.nets import NETS, net
 from fedpmt.models.tasks import PRETRAINED, RANDOM, TASKS
-from fedpmt.records import ACCURACY, RoundRecord, RunRecord, check_target, read_run
+from fedpmt.progress import show_progress
+from fedpmt.records import ACCURACY, RunRecord, check_target
+from fedpmt.runs import Run, Runs, Scratch, read_run, resumable
 from fedpmt.settings import OWN_TASK, RunSettings, Settings, resolve
-from fedpmt.simulation.runner import exclusive, open_folder, simulate
+from fedpmt.simulation.callbacks import OnRound, call_each
+from fedpmt.simulation.runner import exclusive, is_finished, open_folder, simulate
 from fedpmt.training.optimizers import Custom, Optimizer
 from fedpmt.training.server import make_server, server_settings
 from fedpmt.types import SettingError
@@ -56,8 +58,6 @@ CUSTOM = "custom"
 SHARED = ("depths", "splitting", "server")
 """Fields of a method that are settings of the run: its value there, where it has such a field."""
 
-OnRound = Callable[[RoundRecord], None]
-
 Layers: TypeAlias = Sequence[str | Sequence[str]]
 """Layers in the order of the forward pass, by the paths of their modules; or one text with commas between them."""
 
@@ -71,7 +71,7 @@ class Request:
     problem: Callable[[], Problem]
 
 
-Watch = Callable[[Request, Path], AbstractContextManager[tuple[Callable[[], None] | None, OnRound | None]]]
+Watch = Callable[[Request, Path], AbstractContextManager[tuple[Callable[[], None] | None, OnRound]]]
 
 
 def run(
@@ -93,9 +93,10 @@ def run(
     maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_round: OnRound | None = None,
+    on_round: OnRound | Sequence[OnRound] = (),
+    progress: bool | None = None,
     **settings: Unpack[RunSettings],
-) -> RunRecord:
+) -> Run:
     """Run one method and return its record.
 
     Without `model` a paper task is run (`task=`, `data=`). All settings of the command line are keywords.
@@ -129,14 +130,16 @@ def run(
             Default: that of the objective.
         metrics: More of them by name, recorded as `scores`; or a list of names.
         maximize: Whether a higher score is better, e.g. for `target`; default: yes, but for names like "mse".
-        out: The folder of the records; default: a new temporary folder.
-        resume: Whether to continue the run in that folder.
-        on_round: Called with the record of each round.
+        out: The folder of the records; default: a temporary folder, which is removed together with the returned value.
+        resume: Whether to continue the run in that folder. More `rounds` than it was begun with extend it.
+        on_round: A function, or several, called with the record of each round, which has the run's `folder` and the
+            `weights`, too (`fedpmt.RoundEnd`). It may raise `fedpmt.Stop` to end the run after this round.
+        progress: Whether to show progress; default: on a terminal and in a notebook.
         **settings: See `fedpmt run --help`. `optimizer` may also be a function `params -> torch.optim.Optimizer`, and
             `schedule` a function `round -> rate`.
 
     Returns:
-        Settings, rounds and result of the run.
+        Settings, rounds and result of the run, with `frame()`, `plot()` and `model(module)`.
 
     Raises:
         SettingError: Where a setting or an input cannot be used; before anything is trained.
@@ -163,9 +166,12 @@ def run(
         metrics=metrics,
         maximize=maximize,
     )
-    request = make_request(method, settings, own)
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-")) / "run"
-    return start(request, folder, resume=resume, on_round=on_round)
+    request = make_request(method, with_kept_rounds(settings, out, resume=resume), own)
+    scratch = Scratch() if out is None else None
+    folder = scratch.folder / "run" if scratch is not None else Path(str(out))
+    with resumable(folder, scratch), _watched(request, progress) as (_, watching):
+        found = start(request, folder, resume=resume, on_round=call_each([watching, *_callbacks(on_round)]))
+    return found.held_by(scratch)
 
 
 def compare(
@@ -188,10 +194,11 @@ def compare(
     maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_round: OnRound | None = None,
+    on_round: OnRound | Sequence[OnRound] = (),
+    progress: bool | None = None,
     watch: Watch | None = None,
     **settings: Unpack[RunSettings],
-) -> list[RunRecord]:
+) -> Runs:
     """Run several methods on the same data, fleet and seeds, and return their records.
 
     All runs are checked before the first one starts. Arguments are those of `run`; each run's folder lies in `out`.
@@ -200,7 +207,11 @@ def compare(
         methods: Names or values.
         seeds: Each method is run once with each of them.
         watch: Called with each request and its folder; the context it gives lasts as long as the run, and yields
-            two functions: one to call when the run really starts, and one for the record of each round.
+            two functions: one to call when the run really starts, and one for the record of each round. It takes the
+            place of `progress`.
+
+    Returns:
+        A list of runs, with `frame()` and `plot()` of all of them.
 
     Example:
         >>> import fedpmt
@@ -208,7 +219,6 @@ def compare(
         >>> [run.result.method for run in runs]
         ['fedpmt', 'fedavg']
     """
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-"))
     own = Own(
         model=model,
         train=train,
@@ -225,13 +235,39 @@ def compare(
         metrics=metrics,
         maximize=maximize,
     )
-    requests = compare_requests(methods, seeds, settings, own)
-    runs = []
-    for name, request in requests:
-        context = contextlib.nullcontext((None, on_round)) if watch is None else watch(request, folder / name)
-        with context as (started, played):
-            runs.append(start(request, folder / name, resume=resume, on_round=played, on_start=started))
+    requests = compare_requests(methods, seeds, with_kept_rounds(settings, out, resume=resume), own)
+    scratch, runs = Scratch() if out is None else None, Runs()
+    folder = scratch.folder if scratch is not None else Path(str(out))
+    with resumable(folder, scratch):
+        for name, request in requests:
+            context = _watched(request, progress) if watch is None else watch(request, folder / name)
+            with context as (on_start, watching):
+                called = call_each([watching, *_callbacks(on_round)])
+                found = start(request, folder / name, resume=resume, on_round=called, on_start=on_start)
+            runs.append(found.held_by(scratch))
     return runs
+
+
+@contextlib.contextmanager
+def _watched(request: Request, progress: bool | None) -> Iterator[tuple[None, OnRound]]:
+    settings = request.settings
+    with show_progress(f"{settings.method}, seed {settings.seed}", settings.rounds, shown=progress) as show:
+        yield None, show
+
+
+def _callbacks(given: OnRound | Sequence[OnRound]) -> Sequence[OnRound]:
+    return given if isinstance(given, Sequence) else [given]
+
+
+def with_kept_rounds(
+    settings: Mapping[str, Any], out: str | Path | None, *, resume: bool
+) -> Mapping[str, Any]:
+    """Settings with the rounds of the run that is resumed, or of the first of several, where none are given."""
+    if not resume or out is None or settings.get("rounds") is not None:
+        return settings
+    configs = [Path(out) / records.CONFIG, *sorted(Path(out).glob(f"*/{records.CONFIG}"))]
+    stored = next((records.read_config(path.parent) for path in configs if path.exists()), None)
+    return settings if stored is None else {**settings, "rounds": stored.get("rounds")}
 
 
 def compare_requests(
@@ -793,20 +829,20 @@ def start(
     on_round: OnRound | None = None,
     on_start: Callable[[], None] | None = None,
     keep_diverged: bool = False,
-) -> RunRecord:
+) -> Run:
     """Run in this folder. It is written first; what turns out to be impossible takes a new one away again.
 
     Args:
         request: What to run.
         folder: Where its records go.
         resume: Whether to continue the run that is there.
-        on_round: Called with the record of each round.
+        on_round: Called with the record of each round, as by `run`.
         on_start: Called when nothing stands in the way of the first round any more.
         keep_diverged: Whether a run that diverges is finished as what it is, instead of raising `DivergedError`.
     """
     missing = [parent for parent in folder.absolute().parents if not parent.exists()]
     made = open_folder(folder, request.settings, resume=resume)
-    if not (folder / records.RESULT).exists():
+    if not is_finished(folder, request.settings):
         with exclusive(folder):
             try:
                 simulate(

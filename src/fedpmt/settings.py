@@ -283,6 +283,9 @@ class Settings(BaseModel):
     target: float | None = Field(
         None, description="stop when the score reaches this; an accuracy, unless you bring your own metric"
     )
+    patience: int | None = Field(
+        None, ge=1, description="stop when the score has not improved for this many evaluations"
+    )
     time_budget: float | None = Field(None, gt=0, description="stop when the virtual clock passes this")
     checkpoint_seconds: float = Field(10.0, ge=0, description="real seconds between checkpoints")
     digest: str = Field(
@@ -488,6 +491,7 @@ class RunSettings(TypedDict, total=False):
     eval_every: int
     personal_test: int | None
     target: float | None
+    patience: int | None
     time_budget: float | None
     checkpoint_seconds: float
     options: Mapping[str, Any]

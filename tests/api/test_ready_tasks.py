@@ -105,7 +105,10 @@ def test_what_is_said_wins_over_the_task() -> None:
         ({"weights": "random"}, "weights = 'random' needs a ready task"),
         ({"tune": "head"}, "tune = 'head' needs a ready task"),
         ({"task": "resnet-cifar10", "weights": "none.pth"}, "weights = 'none.pth' cannot be read"),
-        ({"task": "mobilenetv2-cifar10"}, "weights of mobilenetv2 are not in .*run `fedpmt model get mobilenetv2`"),
+        (
+            {"task": "mobilenetv2-cifar10"},
+            "weights of mobilenetv2 are not in .*run `fedpmt model get mobilenetv2`",
+        ),
         ({"task": "resnet-cifar10", "layers": "stem"}, "layers = 'stem' needs a model of your own"),
     ],
 )
@@ -179,7 +182,9 @@ def test_pretrained_weights(small_weights: bytes, images: Path) -> None:
     assert run.rounds[0].bytes_up == 5 * 4 * 10 * 1281
     path = folder / "mobilenet_v2-b0353104.pth"
     path.write_bytes(small_weights[:-1] + b"?")
-    with pytest.raises(SettingError, match="mobilenetv2 in .* are damaged: run `fedpmt model get mobilenetv2`"):
+    with pytest.raises(
+        SettingError, match=r"mobilenetv2 in .* are damaged: run `fedpmt model get mobilenetv2`"
+    ):
         own.load_task(settings)
     path.write_bytes(small_weights[:100])
     assert weights.status(None)[0].state == "damaged"

@@ -125,8 +125,8 @@ def test_public_names_are_all_there_and_documented() -> None:
         value = getattr(fedpmt, name)
         assert value.__doc__
         assert getattr(fedpmt, name) is getattr(importlib.import_module(value.__module__), name)
-    with pytest.raises(AttributeError, match="no attribute 'runs'"):
-        fedpmt.runs  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'simulate'"):
+        fedpmt.simulate  # noqa: B018
 
 
 @pytest.mark.parametrize("name", METHODS)

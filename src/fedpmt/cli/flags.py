@@ -98,6 +98,7 @@ GROUPS = {
         "eval_every",
         "personal_test",
         "target",
+        "patience",
         "time_budget",
         "checkpoint_seconds",
     ),
