@@ -131,7 +131,8 @@ def run(
         resume: Whether to continue the run in that folder.
         on_round: Called with the record of each round.
         **settings: See `fedpmt run --help`. `optimizer` may also be a function `params -> torch.optim.Optimizer`, and
-            `schedule` a function `round -> rate`.
+            `schedule` a function `round -> rate`. `fleet` may be a list of `fedpmt.Device` values, speeds or dicts, or
+            a data frame; `availability_trace` and `speed_trace` a list of dicts or a data frame (docs/fleets.md).
 
     Returns:
         Settings, rounds and result of the run.
