@@ -52,6 +52,10 @@ class DivergedError(ArithmeticError):
     """What was learnt is no longer finite."""
 
 
+class Stop(Exception):  # noqa: N818 - like StopIteration, it is no error
+    """Raise it in a callback to end the run after this round; result, model and checkpoint are written."""
+
+
 def shown_bytes(count: float) -> str:
     """Bytes as people say them.
 

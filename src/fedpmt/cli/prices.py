@@ -31,6 +31,7 @@ Draw = Annotated[
 
 TRAINING_ONLY = (
     "method",
+    "weights",
     "partition",
     "partition_seed",
     "public",

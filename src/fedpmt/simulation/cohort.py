@@ -67,7 +67,7 @@ def draw_cohort(
     if chosen is not None:
         there = fleet.reachable
         return [fleet.device(int(device)) for device in sorted(chosen) if there is None or there[device]]
-    wanted = min(len(fleet), int(np.ceil(settings.cohort * settings.over_select)))
+    wanted = min(len(fleet.speeds), int(np.ceil(settings.cohort * settings.over_select)))
     rng = round_.rng("cohort")
     if settings.level_draw == "fixed":
         ids = SAMPLERS[settings.sampling](fleet, wanted, round_.index, rng)
@@ -114,12 +114,8 @@ class Assignment:
     able: bool = True  # whether the part fits into the device's memory
     reach: float = math.inf  # seconds from the round's start for which it can be reached
     base_bytes: int = 0  # what it downloads before, once: the model's frozen base
+    base_seconds: float = 0.0  # how long that takes, which `seconds` don't contain
     reason: str = ""  # why its reply did not count, where somebody said
-
-    @property
-    def base_seconds(self) -> float:
-        """Seconds on the link before it begins with its task, which `seconds` don't contain."""
-        return self.base_bytes / self.device.downlink
 
 
 def assign(federation: Federation, progress: Progress, device: Device, round_: Round) -> Assignment:
@@ -184,12 +180,12 @@ def send_base(
 ) -> list[Assignment]:
     """Let devices that are asked for the first time download the base of their model."""
     structures, holders = federation.planner.structures, progress.holders or {}
-    return [
-        replace(one, base_bytes=structures[one.part.model].base_bytes)
-        if one.able and one.device.id not in holders
-        else one
-        for one in assignments
-    ]
+    sent = []
+    for one in assignments:
+        size = structures[one.part.model].base_bytes
+        new = one.able and one.device.id not in holders
+        sent.append(replace(one, base_bytes=size, base_seconds=size / one.device.downlink) if new else one)
+    return sent
 
 
 def steps_asked(federation: Federation, task: Task, samples: int) -> int:

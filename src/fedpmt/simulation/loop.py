@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpmt.methods.base import Method, Prototype, Round, Server, Setup
-from fedpmt.records import RoundRecord
 from fedpmt.resources import ROUNDING
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.bookkeeping import add_holders, arrivals, fit_speeds, record_round
@@ -23,13 +21,15 @@ from fedpmt.training.loop import LOSS
 from fedpmt.training.privacy import epsilon
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
     from fedpmt.devices.fleet import Fleet
     from fedpmt.devices.traces import Traces
     from fedpmt.methods.base import Predictor, Step
     from fedpmt.models.layered import LayeredModel
     from fedpmt.parts.part import Part
     from fedpmt.pricing.plan import Planner
-    from fedpmt.records import Stopped
+    from fedpmt.records import RoundRecord, Stopped
     from fedpmt.settings import Settings
     from fedpmt.simulation.checkpoint import DeviceStore
     from fedpmt.simulation.cohort import Assignment, Verdict
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from fedpmt.training.local import LocalSettings
     from fedpmt.training.messages import Reply, Task
     from fedpmt.types import Payload
-
-OnRound = Callable[[RoundRecord], None]
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,8 @@ class Federation:
         """One round of the federation."""
         progress = progress if self.traces is None else self.wait(progress)
         round_, assignments = self.open(progress)
-        assignments = send_base(self, progress, assignments)
+        if self.has_base:
+            assignments = send_base(self, progress, assignments)
         verdict = self.settle(assignments, round_)
         replies = self.train(arrivals(assignments, verdict), progress)
         return self.close(progress, round_, assignments, verdict, replies)
@@ -168,7 +167,8 @@ class Federation:
             accepted = {**(accepted or {}), **{one.device.id: progress.rounds for one in arrived}}
         if self.settings.speeds != "stated":
             speeds = fit_speeds(self, progress, assignments, verdict)
-        now, holders = progress.virtual_seconds + seconds, add_holders(progress, assignments)
+        holders = add_holders(progress, assignments) if self.has_base else None
+        now = progress.virtual_seconds + seconds
         after = Progress(step.state, progress.rounds + 1, now, accepted, speeds, holders)
         record = record_round(self, after, assignments, verdict)
         return after, record.model_copy(update=self.measure(after, step, losses, seconds))
@@ -188,8 +188,11 @@ class Federation:
             "server_operations": step.server_operations,
             "round_seconds": seconds,
         }
-        due = progress.rounds % settings.eval_every == 0 or self.ended(progress) is not None
-        return {**fields, **evaluate(self, progress)} if due else fields
+        return {**fields, **evaluate(self, progress)} if self.is_due(progress) else fields
+
+    def is_due(self, progress: Progress) -> bool:
+        """Whether the round that led here is evaluated: every so often, and the last one always."""
+        return progress.rounds % self.settings.eval_every == 0 or self.ended(progress) is not None
 
     def server(self, arrived: list[Assignment], round_index: int) -> Server:
         """What the server has at hand, and how much it may do with it: a multiple of what its devices do."""
@@ -243,6 +246,11 @@ class Federation:
     def chooses_cohort(self) -> bool:
         """Whether the method has a say in which devices are asked."""
         return type(self.method).cohort is not Method.cohort
+
+    @cached_property
+    def has_base(self) -> bool:
+        """Whether a net has a frozen base, which a device downloads once."""
+        return any(structure.base_bytes for structure in self.planner.structures.values())
 
     @cached_property
     def keeps_state(self) -> bool:
