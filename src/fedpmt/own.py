@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +22,14 @@ from fedpmt.data.datasets import from_arrays
 from fedpmt.data.federated import federate_dataset
 from fedpmt.data.registry import find_dataset, is_own
 from fedpmt.models.layered import layered
+from fedpmt.models.tasks import HEAD, PRETRAINED, RANDOM, TASKS
 from fedpmt.models.unwrap import check_module, unwrap
+from fedpmt.models.weights import load_strictly, pretrained, read_tensors
 from fedpmt.simulation.problem import Problem
 from fedpmt.training.batches import placed
 from fedpmt.types import Arrays, SettingError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fedpmt.models.axes.declared import Declared
     from fedpmt.models.layered import LayeredModel
     from fedpmt.settings import Settings
@@ -42,6 +44,24 @@ def load_module(text: str, seed: int) -> nn.Module:
         module = references.call("model", text)
     if not isinstance(module, nn.Module):
         raise SettingError(f"model = '{text}' must return an nn.Module (got {type(module).__name__})")
+    return module
+
+
+def load_task(settings: Settings) -> nn.Module:
+    """Make the module of a ready task; weights that are drawn depend on the seed alone."""
+    task = TASKS[settings.task]
+    start: list[Any] = [None] if task.weights else []
+    if settings.weights == PRETRAINED:
+        start = [pretrained(task.weights, settings.data_dir)]
+    where, _, name = task.module.partition(":")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(settings.seed)
+        module: nn.Module = getattr(importlib.import_module(where), name)(*start, **task.arguments)
+    if settings.tune == HEAD:
+        module.requires_grad_(False).get_submodule("classifier").requires_grad_(True)
+    if settings.weights not in (PRETRAINED, RANDOM):
+        path = Path(settings.weights)
+        load_strictly(module, read_tensors(path), f"weights = '{path}'")
     return module
 
 

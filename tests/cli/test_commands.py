@@ -22,6 +22,7 @@ RUN_FLAGS = (
     "--method --task --model --layers --data --data-dir "
     "--partition --partition-seed --public --validation --devices --samples "
     "--cohort --sampling --levels --level-draw --fleet --availability --failure --over-select --assign "
+    "--availability-trace --speed-trace "
     "--deadline --full-seconds --mode --prefix --depths --splitting --server-cap --server-speed --epochs "
     "--batch --lr --schedule --momentum --weight-decay --rounds --seed --workers --executor --eval-every "
     "--target --time-budget --checkpoint-seconds --set --out --resume --dry-run --json --config"

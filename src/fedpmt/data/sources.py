@@ -78,7 +78,7 @@ def get(
         raise SettingError(f"data = '{name}' needs no fetching: {dataset.built_in}")
     folder = data_folder(data_dir)
     place = find(dataset, folder)
-    if place is not None and all(_sound(place, file, progress) for file in dataset.files):
+    if place is not None and all(is_sound(place, file, progress) for file in dataset.files):
         return place
     target = home(dataset, folder)
     fetch(f"data = '{name}'", dataset.files, dataset.sources, target, Tools(runner, opener, progress))
@@ -172,7 +172,8 @@ def _alive(process: int) -> bool:
     return True
 
 
-def _sound(place: Path, file: DataFile, progress: Progress) -> bool:
+def is_sound(place: Path, file: DataFile, progress: Progress) -> bool:
+    """Compare a file with its size and checksum."""
     path = stored(place, file.name)
     if path is None or not _right_size(path, file.size):
         return False
