@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fedpmt.records import RunRecord as RunRecord
     from fedpmt.records import read_run as read_run
     from fedpmt.resources import Resources as Resources
+    from fedpmt.training.batches import PerSample as PerSample
     from fedpmt.training.local import LocalWork as LocalWork
     from fedpmt.training.server import SGD as SGD
     from fedpmt.training.server import Adagrad as Adagrad
@@ -77,6 +78,7 @@ _HOMES = {
     "fedpmt.prices": ("cost", "layers", "plan"),
     "fedpmt.records": ("RoundRecord", "RunRecord", "read_run"),
     "fedpmt.resources": ("Resources",),
+    "fedpmt.training.batches": ("PerSample",),
     "fedpmt.training.local": ("LocalWork",),
     "fedpmt.training.server": ("SGD", "Adagrad", "Adam", "Momentum", "Yogi"),
     "fedpmt.types": ("SettingError",),
@@ -106,6 +108,7 @@ __all__ = [
     "Method",
     "Momentum",
     "PartAveraging",
+    "PerSample",
     "Proximal",
     "PruneFL",
     "Resources",
