@@ -1,7 +1,8 @@
 """Which models are chains that compiled code knows, and their layers and tensors as it reads them.
 
 It knows convolutions (stride 1, no padding, with or without a 2 x 2 max-pool) and linear layers, in single precision
-on the CPU."""
+on the CPU.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 Only products of matrices count (fully connected, convolution, attention, recurrent cells); activations, pooling, norms
 and bias adds do not. A tensor counts from the operation that made it until its storage is freed. What an operation
 allocates and frees inside is invisible from here; where it matters (`INSIDE`) it is computed from the shapes, so that a
-price is the same on every machine. The formulas describe PyTorch on a CPU with 512-bit vectors."""
+price is the same on every machine. The formulas describe PyTorch on a CPU with 512-bit vectors.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Prices a local round on one device: the only place where a Part, with all a method makes of it, becomes Resources.
 
-The seconds of it are T_k = c_k |D_k| E / κ_k, plus what travels over the device's link."""
+The seconds of it are T_k = c_k |D_k| E / κ_k, plus what travels over the device's link.
+"""
 
 from __future__ import annotations
 
