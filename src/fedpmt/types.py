@@ -27,6 +27,8 @@ Scalar: TypeAlias = float | int | str | bool
 Arrays: TypeAlias = Any
 """An array (NumPy or torch) or a dict of arrays, equally long in their first axis; dicts may be nested."""
 
+Table: TypeAlias = Any
+"""A table in any of the ways that users have one: the path of a CSV, a list of dicts or a data frame."""
 
 MOST_NAMES = 80
 """An error lists no more than this many allowed names, the nearest."""
@@ -48,6 +50,10 @@ class SettingError(ValueError):
 
 class DivergedError(ArithmeticError):
     """What was learnt is no longer finite."""
+
+
+class Stop(Exception):  # noqa: N818 - like StopIteration, it is no error
+    """Raise it in a callback to end the run after this round; result, model and checkpoint are written."""
 
 
 def shown_bytes(count: float) -> str:

@@ -215,9 +215,7 @@ def test_callback_sees_every_round_and_may_stop_the_run(tmp_path: Path) -> None:
 
 
 def test_tensorboard_is_one_such_callback(tmp_path: Path) -> None:
-    from fedpmt.simulation.callbacks import TensorBoard
-
-    with TensorBoard(tmp_path / "board") as board:
+    with fedpmt.TensorBoard(tmp_path / "board") as board:
         api.run("fedpmt", rounds=2, devices=5, samples=20, cohort=5, on_round=board)
     assert any((tmp_path / "board").iterdir())
 

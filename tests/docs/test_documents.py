@@ -100,7 +100,8 @@ def test_each_symbol_of_the_paper_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/adding-a-method.md", "docs/own-model.md", "docs/fine-tuning.md"]
+    "document",
+    ["README.md", "docs/adding-a-method.md", "docs/own-model.md", "docs/fine-tuning.md", "docs/fleets.md"],
 )
 def test_examples_run_and_print_what_is_shown(
     document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,8 +125,8 @@ def test_public_names_are_all_there_and_documented() -> None:
         value = getattr(fedpmt, name)
         assert value.__doc__
         assert getattr(fedpmt, name) is getattr(importlib.import_module(value.__module__), name)
-    with pytest.raises(AttributeError, match="no attribute 'runs'"):
-        fedpmt.runs  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'simulate'"):
+        fedpmt.simulate  # noqa: B018
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fedpmt.records import RoundRecord
+    from fedpmt.simulation.loop import Progress
 
 
 SIZES = ("--devices", "10", "--samples", "20", "--cohort", "5", "--batch", "10", "--failure", "0.1")
@@ -117,13 +118,13 @@ def test_only_the_folder_is_needed_to_continue(
     assert interrupted(monkeypatch, after, *FLAGS, "--out", out).code == 130
     assert lines(out) == after
     played: list[int] = []
-    plus = runner.Totals.plus
+    add = runner.Journal.add
 
-    def counted(totals: runner.Totals, record: RoundRecord) -> runner.Totals:
+    def counted(journal: runner.Journal, progress: Progress, record: RoundRecord) -> RoundRecord:
         played.append(record.round)
-        return plus(totals, record)
+        return add(journal, progress, record)
 
-    monkeypatch.setattr(runner.Totals, "plus", counted)
+    monkeypatch.setattr(runner.Journal, "add", counted)
     assert run("--resume", "--out", out).code == 0
     assert played == list(range(after + 1, 9))
     assert bits(out) == whole

@@ -67,7 +67,9 @@ class Disjoint(Partition):
 
     def indices(self, device: int) -> np.ndarray:
         """Positions in the training set of this device's samples."""
-        return self._rows[device][: self.size(device)]
+        if not 0 <= device < self.devices:
+            raise IndexError(f"device {device} is not one of the {self.devices} devices")
+        return self._rows[device]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
         assemble(settings, problem, method, Path(nowhere)) as federation,
     ):
         check_room(federation, folder)
-        progress = federation.start()
+        progress = federation.wait(federation.start())
         warn_before_training(federation, progress)
         round_, assignments = federation.open(progress)
         verdict = federation.settle(assignments, round_)
@@ -111,6 +111,7 @@ def restamp_run(
     ):
         progress = federation.start()
         for old in run.rounds:
+            progress = federation.wait(progress)
             round_, assignments = federation.open(progress)
             assignments = send_base(federation, progress, assignments)
             verdict = federation.settle(assignments, round_)

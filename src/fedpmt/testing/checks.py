@@ -359,7 +359,12 @@ def learns_with_default_settings(subject: Subject) -> None:
     """On the embedded data, with no setting but the number of rounds, it ends well above a guess."""
     with scratch() as folder:
         run = api.run(
-            subject.method, out=folder / "run", rounds=subject.rounds, eval_every=4, **subject.settings
+            subject.method,
+            out=folder / "run",
+            progress=False,
+            rounds=subject.rounds,
+            eval_every=4,
+            **subject.settings,
         )
     result = run.result
     expect(result is not None and result.score is not None, "the run has no result")
@@ -370,7 +375,7 @@ def learns_with_default_settings(subject: Subject) -> None:
 
 
 def _run(subject: Subject, folder: Path, **settings: Any) -> RunRecord:
-    return api.run(subject.in_stages, out=folder, **{**SMALL, **subject.settings, **settings})
+    return api.run(subject.in_stages, out=folder, progress=False, **{**SMALL, **subject.settings, **settings})
 
 
 def _weights(subject: Subject, **settings: Any) -> str:
