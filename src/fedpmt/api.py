@@ -873,7 +873,7 @@ def request_of(settings: Settings) -> Request:
 
 def restamp(run: RunRecord, settings: Settings) -> RunRecord | None:
     """A finished run of a task of the library under another clock; None where it would have to be trained again."""
-    from fedpmt.simulation.restamp import restamp_run
+    from fedpmt.simulation.predict import restamp_run
 
     return restamp_run(run, settings, unfilled_problem(settings), method_of(settings))
 
