@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from fedpmt.simulation.callbacks import RoundEnd as RoundEnd
     from fedpmt.simulation.callbacks import TensorBoard as TensorBoard
     from fedpmt.simulation.callbacks import WandB as WandB
+    from fedpmt.training.batches import PerSample as PerSample
     from fedpmt.training.local import LocalWork as LocalWork
     from fedpmt.training.server import SGD as SGD
     from fedpmt.training.server import Adagrad as Adagrad
@@ -86,6 +87,7 @@ _HOMES = {
     "fedpmt.resources": ("Resources",),
     "fedpmt.runs": ("Run", "Runs", "read_run"),
     "fedpmt.simulation.callbacks": ("MLflow", "RoundEnd", "TensorBoard", "WandB"),
+    "fedpmt.training.batches": ("PerSample",),
     "fedpmt.training.local": ("LocalWork",),
     "fedpmt.training.server": ("SGD", "Adagrad", "Adam", "Momentum", "Yogi"),
     "fedpmt.types": ("SettingError", "Stop"),
@@ -116,6 +118,7 @@ __all__ = [
     "Method",
     "Momentum",
     "PartAveraging",
+    "PerSample",
     "Proximal",
     "PruneFL",
     "Resources",

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
@@ -36,14 +37,17 @@ from fedpmt.simulation.callbacks import OnRound, call_each
 from fedpmt.simulation.runner import exclusive, is_finished, open_folder, simulate
 from fedpmt.training.optimizers import Custom, Optimizer
 from fedpmt.training.server import make_server, server_settings
-from fedpmt.types import Arrays, SettingError
+from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from fedpmt.data.clients import Collate, Source
+    from fedpmt.data.datasets import LoadedDataset
     from fedpmt.methods.base import Method
     from fedpmt.models.axes.declared import Declared
     from fedpmt.simulation.problem import Problem
+    from fedpmt.training.batches import Transform
     from fedpmt.training.objective import Loss, Objective
     from fedpmt.training.ready_made import Metrics, Score
 
@@ -72,8 +76,13 @@ def run(
     method: str | Method[Any, Any] = "fedpmt",
     *,
     model: nn.Module | str | None = None,
-    train: tuple[Arrays, Arrays] | None = None,
-    test: tuple[Arrays, Arrays] | None = None,
+    train: Source | None = None,
+    test: Source | None = None,
+    clients: Source | str | None = None,
+    client: str | Sequence[Any] | None = None,
+    label: str | None = None,
+    collate: Collate | None = None,
+    transform: Transform | None = None,
     layers: Layers | None = None,
     axes: Declared | None = None,
     loss: Loss | None = None,
@@ -82,7 +91,7 @@ def run(
     maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_round: OnRound | Sequence[OnRound] = (),
+    on_round: OnRound | Sequence[OnRound] | None = None,
     progress: bool | None = None,
     **settings: Unpack[RunSettings],
 ) -> Run:
@@ -94,9 +103,20 @@ def run(
         method: A method's name, or a value such as `fedpmt.FedPMT(server=fedpmt.Momentum(0.9, lr=0.3))`.
         model: Any `nn.Module`; its own weights are where training starts. Or the name of a function that returns it,
             as `package.module:function`, which is called with torch's generator set to the run's seed.
-        train: Inputs and targets of all devices; inputs may be a dict of arrays, which the module gets as keywords.
+        train: The samples of all devices, which `partition=` splits: (inputs, targets), where inputs may be a dict of
+            arrays, which the module gets as keywords; a dict of arrays with the targets in it; a pandas frame; a
+            Hugging Face data set; or a torch data set with `len` and `[index]`, which is read batch by batch.
             Without them `data=` names a data set, or a function that returns both as `(train, test)`.
-        test: The same for the test set.
+        test: The same for the test set; with `clients` also {client: its own test samples}. Not needed where devices
+            keep a share of their own, `held_out=`.
+        clients: Each client's own samples instead of `train`: {name: samples} or a list of samples, in any of the forms
+            above and of any sizes, one device each. Or one set of samples, with `client`.
+        client: The column that names the owner of each sample; or a list with the owner of each.
+        label: The column, or key, of the targets. Default: the first of label, labels, target, targets, y.
+        collate: Makes a batch, (inputs, targets) or a dict, of a list of items; for text and other ragged samples.
+        transform: Augments the inputs of a training batch: `transform(inputs)` or `transform(inputs, generator)`, where
+            the torch generator, and torch's global one, depend on seed, round and device alone; for a function of one
+            sample, `fedpmt.PerSample(function)`. Outputs of frozen layers are then not kept.
         layers: The module's layers in the order of the forward pass, where they are not plain to see.
         axes: For methods that cut by width, where the channels can't be found: for each tensor that is cut, the name of
             a group of channels for each of its axes, or None where it stays whole.
@@ -128,12 +148,15 @@ def run(
         >>> record.result.rounds
         1
     """
-    request = make_request(
-        method,
-        with_kept_rounds(settings, out, resume=resume),
+    own = Own(
         model=model,
         train=train,
         test=test,
+        clients=clients,
+        client=client,
+        label=label,
+        collate=collate,
+        transform=transform,
         layers=layers,
         axes=axes,
         loss=loss,
@@ -141,6 +164,7 @@ def run(
         metrics=metrics,
         maximize=maximize,
     )
+    request = make_request(method, with_kept_rounds(settings, out, resume=resume), own)
     scratch = Scratch() if out is None else None
     folder = scratch.folder / "run" if scratch is not None else Path(str(out))
     with resumable(folder, scratch), _watched(request, progress) as (_, watching):
@@ -153,8 +177,13 @@ def compare(
     *,
     seeds: Sequence[int] = (0,),
     model: nn.Module | str | None = None,
-    train: tuple[Arrays, Arrays] | None = None,
-    test: tuple[Arrays, Arrays] | None = None,
+    train: Source | None = None,
+    test: Source | None = None,
+    clients: Source | str | None = None,
+    client: str | Sequence[Any] | None = None,
+    label: str | None = None,
+    collate: Collate | None = None,
+    transform: Transform | None = None,
     layers: Layers | None = None,
     axes: Declared | None = None,
     loss: Loss | None = None,
@@ -163,7 +192,7 @@ def compare(
     maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_round: OnRound | Sequence[OnRound] = (),
+    on_round: OnRound | Sequence[OnRound] | None = None,
     progress: bool | None = None,
     watch: Watch | None = None,
     **settings: Unpack[RunSettings],
@@ -188,13 +217,15 @@ def compare(
         >>> [run.result.method for run in runs]
         ['fedpmt', 'fedavg']
     """
-    requests = compare_requests(
-        methods,
-        seeds,
-        with_kept_rounds(settings, out, resume=resume),
+    own = Own(
         model=model,
         train=train,
         test=test,
+        clients=clients,
+        client=client,
+        label=label,
+        collate=collate,
+        transform=transform,
         layers=layers,
         axes=axes,
         loss=loss,
@@ -202,6 +233,7 @@ def compare(
         metrics=metrics,
         maximize=maximize,
     )
+    requests = compare_requests(methods, seeds, with_kept_rounds(settings, out, resume=resume), own)
     scratch, runs = Scratch() if out is None else None, Runs()
     folder = scratch.folder if scratch is not None else Path(str(out))
     with resumable(folder, scratch):
@@ -221,7 +253,9 @@ def _watched(request: Request, progress: bool | None) -> Iterator[tuple[None, On
         yield None, show
 
 
-def _callbacks(given: OnRound | Sequence[OnRound]) -> Sequence[OnRound]:
+def _callbacks(given: OnRound | Sequence[OnRound] | None) -> Sequence[OnRound]:
+    if given is None:
+        return ()
     return given if isinstance(given, Sequence) else [given]
 
 
@@ -237,7 +271,10 @@ def with_kept_rounds(
 
 
 def compare_requests(
-    methods: Sequence[str | Method[Any, Any]], seeds: Sequence[int], settings: Mapping[str, Any], **own: Any
+    methods: Sequence[str | Method[Any, Any]],
+    seeds: Sequence[int],
+    settings: Mapping[str, Any],
+    own: Own | None = None,
 ) -> list[tuple[str, Request]]:
     """Check all runs of a comparison; each with the name of its folder."""
     names = [one if isinstance(one, str) else name_of(one) for one in methods]
@@ -248,35 +285,56 @@ def compare_requests(
     for seed in seeds:
         for position, (name, method) in enumerate(zip(names, methods, strict=True)):
             mine = options_for(name, options, names)
-            request = make_request(method, {**given, "options": mine, "seed": seed}, **own)
+            request = make_request(method, {**given, "options": mine, "seed": seed}, own)
             number = f"{position + 1}-" if names.count(name) > 1 else ""
             found.append((f"{number}{slug(name)}-seed{seed}", request))
     return found
 
 
+@dataclass(frozen=True)
+class Own:
+    """What a user brings along, as arguments of `run`."""
+
+    model: nn.Module | str | None = None
+    train: Source | None = None
+    test: Source | None = None
+    clients: Source | str | None = None
+    client: str | Sequence[Any] | None = None
+    label: str | None = None
+    collate: Collate | None = None
+    transform: Transform | None = None
+    layers: Layers | None = None
+    axes: Declared | None = None
+    loss: Loss | None = None
+    metric: Score | None = None
+    metrics: Metrics | None = None
+    maximize: bool | None = None
+
+    @cached_property
+    def samples(self) -> LoadedDataset | None:
+        """The samples, read once for all runs of a comparison; None where there are none."""
+        from fedpmt.data.clients import Reader, read_clients, read_dataset
+
+        reader = Reader(self.client, self.label, self.collate)
+        if self.clients is not None:
+            return read_clients(self.clients, self.test, reader)
+        return None if self.train is None else read_dataset(self.train, self.test, reader)
+
+
 def make_request(
-    method: str | Method[Any, Any],
-    settings: Mapping[str, Any],
-    *,
-    model: nn.Module | str | None = None,
-    train: tuple[Arrays, Arrays] | None = None,
-    test: tuple[Arrays, Arrays] | None = None,
-    layers: Layers | None = None,
-    axes: Declared | None = None,
-    loss: Loss | None = None,
-    metric: Score | None = None,
-    metrics: Metrics | None = None,
-    maximize: bool | None = None,
+    method: str | Method[Any, Any], settings: Mapping[str, Any], own: Own | None = None
 ) -> Request:
     """Resolve and check everything that can be known before torch or data is loaded, then look at a user's model."""
-    given, model = with_model(settings, model, layers)
-    given = given if model is None and train is None else _with_data(given, model, train, test)
+    own = own or Own()
+    given, model = with_model(settings, own.model, own.layers)
+    given, own = _with_samples(given, model, own)
     given, optimizer, rate = own_training(given)
-    given["objective"] = _objective_of(given.get("objective"), loss)
-    scored = (metric, metrics, maximize) != (None, None, None) or given["objective"] != "classification"
-    if model is None and axes is not None:
+    given["objective"] = _objective_of(given.get("objective"), own.loss)
+    given = _with_transform(given, own)
+    scored = (own.metric, own.metrics, own.maximize) != (None, None, None)
+    if model is None and own.axes is not None:
         raise SettingError("axes needs a model of your own: those of a paper task are known")
-    if model is None and scored:
+    if model is None and (scored or given["objective"] != "classification"):
         raise SettingError(
             "loss, metric, metrics, maximize and objective need a model of your own: "
             "a paper task is scored by accuracy"
@@ -290,37 +348,37 @@ def make_request(
     chosen = method_of(resolved)
     if not isinstance(method, str):
         chosen = dataclasses.replace(method, **_shared_fields(resolved, method))  # type: ignore[type-var]
+    brought: dict[str, Any] = {"optimizer": optimizer, "rate": rate, "transform": own.transform}
     if model is None:
         check(resolved, method=chosen)
-
-        def paper() -> Problem:
-            return dataclasses.replace(paper_problem_of(resolved), optimizer=optimizer, rate=rate)
-
-        return Request(resolved, chosen, paper)
-    from fedpmt import own
+        return Request(resolved, chosen, lambda: dataclasses.replace(paper_problem_of(resolved), **brought))
+    from fedpmt.own import fingerprint, load_module, warn_of_one_layer
     from fedpmt.training.ready_made import make_objective
 
-    objective = make_objective(loss, metric, maximize=maximize, metrics=metrics, objective=resolved.objective)
+    objective = make_objective(
+        own.loss, own.metric, maximize=own.maximize, metrics=own.metrics, objective=resolved.objective
+    )
     check(resolved, method=chosen, score_name=objective.score_name)
-    if train is None and is_function(resolved.data):
-        train, test = own.load_arrays(resolved.data)
     # Weights that a function draws are the seed's; runs that differ in nothing else belong together.
-    first = own.load_module(model, 0) if isinstance(model, str) else model
-    digest = resolved.digest + own.fingerprint(first, *(train or ()), *(test or ()))
+    digest = resolved.digest + fingerprint(load_module(model, 0) if isinstance(model, str) else model)
+    if own.samples is not None:
+        from fedpmt.data.clients import fingerprint as samples_fingerprint
+
+        digest += samples_fingerprint(own.samples)
     if objective.score_name != ACCURACY or objective.metrics:
         # A resumed run goes on with the same scores.
         names = " ".join((objective.score_name, *objective.metrics))
         digest += f" {names} {'max' if objective.maximize else 'min'}"
-    if axes is not None:
-        digest += f" axes={sorted(axes.items())!r}"
+    if own.axes is not None:
+        digest += f" axes={sorted(own.axes.items())!r}"
     resolved = resolved.model_copy(update={"digest": digest})
 
     def problem() -> Problem:
-        module = own.load_module(model, resolved.seed) if isinstance(model, str) else model
-        found = own_problem(resolved, module, train, test, objective, axes)
+        module = load_module(model, resolved.seed) if isinstance(model, str) else model
+        found = own_problem(resolved, module, own.samples, objective, own.axes)
         if hasattr(getattr(chosen, "parts", chosen), "depths"):
-            own.warn_of_one_layer(found.model)
-        return dataclasses.replace(found, optimizer=optimizer, rate=rate)
+            warn_of_one_layer(found.model)
+        return dataclasses.replace(found, **brought)
 
     return Request(resolved, chosen, problem)
 
@@ -355,19 +413,71 @@ def with_model(
     return given | ({"model": model} if isinstance(model, str) else {}), model
 
 
-def _with_data(
-    given: dict[str, Any], model: nn.Module | str | None, train: Arrays | None, test: Arrays | None
-) -> dict[str, Any]:
-    """Settings that say where a user's samples come from."""
-    if model is None or (train is None) != (test is None):
-        raise SettingError("model, train and test go together: give all three, or none for a paper task")
-    named = given.get("data") not in (None, OWN_DATA)
-    if (train is not None) == named:
+def _with_samples(
+    given: dict[str, Any], model: nn.Module | str | None, own: Own
+) -> tuple[dict[str, Any], Own]:
+    """Settings that say where a user's samples come from, and the samples; functions that are named are called."""
+    named = given.get("clients") or None
+    own = own if named is None or own.clients is not None else dataclasses.replace(own, clients=named)
+    brought = {"clients": own.clients, "train": own.train, "test": own.test}
+    if model is None:
+        more = {**brought, "client": own.client, "label": own.label, "collate": own.collate}
+        key = next((key for key, value in more.items() if value is not None), None)
+        if key is not None:
+            raise SettingError(f"{key} needs a model of your own: a paper task has its own samples")
+        return given, own
+    data = given.get("data") if given.get("data") not in (None, OWN_DATA) else None
+    sources = [key for key, value in {**brought, "data": data}.items() if value is not None and key != "test"]
+    if len(sources) != 1:
+        there = f"there are {' and '.join(sources)}" if sources else "there is none"
         raise SettingError(
-            "a model of your own needs either train and test, or data "
-            f"(a data set or package.module:function), {'not both' if named else 'and there is neither'}"
+            "a model of your own needs one of train, clients, or data "
+            f"(a data set or package.module:function): {there}"
         )
-    return given if named else {**given, "data": OWN_DATA}
+    from fedpmt.own import load_samples
+
+    if isinstance(own.clients, str):
+        given["clients"] = own.clients
+        own = dataclasses.replace(own, **load_samples("clients", own.clients, own.test))
+    elif data is not None:
+        if own.test is not None:
+            raise SettingError(f"test cannot be combined with data = '{data}', which has its own")
+        if not is_function(str(data)):
+            return given, own
+        own = dataclasses.replace(own, **load_samples("train", str(data)))
+    samples = own.samples
+    assert samples is not None
+    if data is None:
+        given["data"] = OWN_DATA
+    if not len(samples.test) and not given.get("held_out"):
+        raise SettingError("test: there is no test set; give test, or let devices keep a share with held_out")
+    if samples.owners is not None and given.get("partition") in (None, "natural"):
+        from fedpmt.data.clients import mean_size
+
+        share = float(given.get("held_out") or 0)
+        usual = {"devices": len(samples.owners.names), "samples": mean_size(samples, share)}
+        given |= {"partition": "natural"}
+        given |= {key: value for key, value in usual.items() if given.get(key) is None}
+    return given, own
+
+
+def _with_transform(given: dict[str, Any], own: Own) -> dict[str, Any]:
+    """Settings under which outputs of frozen layers are not kept, where each batch is another one or must be read."""
+    from fedpmt.data.lazy import is_read
+
+    read = own.samples is not None and is_read(own.samples.train)
+    why = (
+        "transform makes another batch each time"
+        if own.transform is not None
+        else "samples are read batch by batch"
+    )
+    if own.transform is None and not read:
+        return given
+    if given.get("prefix") == "cache":
+        raise SettingError(f"prefix = 'cache' is refused: {why}, so outputs of frozen layers cannot be kept")
+    named = getattr(own.transform, "__qualname__", own.transform)
+    digest = given.get("digest", "") + ("" if own.transform is None else f"transform={named};")
+    return {**given, "prefix": "recompute", "digest": digest}
 
 
 def own_training(
@@ -594,7 +704,7 @@ def check(
             f"server-optimizer = '{settings.server_optimizer}' cannot be combined with {name}: "
             "it does not average parts"
         )
-    check_spec(settings.partition)
+    check_spec(settings.partition, settings.amounts)
     check_public(settings.public, settings.data)
     if used.needs_public and settings.public == "none":
         raise SettingError(f"public = 'none': {name} needs public data (e.g. {HELD_OUT['public']})")
@@ -623,53 +733,38 @@ def paper_problem_of(settings: Settings) -> Problem:
     from fedpmt.models.nets import net
     from fedpmt.simulation.problem import paper_problem
 
-    data = federate(
-        settings.data,
-        partition=settings.partition,
-        partition_seed=settings.partition_seed,
-        devices=settings.devices,
-        samples=settings.samples,
-        data_dir=settings.data_dir,
-        input_shape=net(settings.task).input_shape,
-        public=settings.public,
-        validation=settings.validation,
-    )
+    shape = net(settings.task).input_shape
+    data = federate(settings.data, input_shape=shape, **spread_of(settings))
     return paper_problem(settings, data)
+
+
+def spread_of(settings: Settings) -> dict[str, Any]:
+    """How samples are spread over the fleet, as arguments of `federate`."""
+    keys = ("partition", "partition_seed", "devices", "samples", "data_dir", "public", "validation")
+    return {key: getattr(settings, key) for key in (*keys, "amounts", "held_out")}
 
 
 def own_problem(
     settings: Settings,
     model: nn.Module,
-    train: tuple[Arrays, Arrays] | None,
-    test: tuple[Arrays, Arrays] | None,
+    samples: LoadedDataset | None,
     objective: Objective,
     axes: Declared | None = None,
 ) -> Problem:
-    """A user's own module, on arrays or on the data set that the settings name."""
+    """A user's own module, on samples of the user's or on the data set that the settings name."""
     import numpy as np
 
-    from fedpmt.data.datasets import from_arrays
     from fedpmt.data.federated import federate, federate_dataset
     from fedpmt.own import find_layers
     from fedpmt.simulation.problem import Problem, try_out
     from fedpmt.training.batches import placed
 
-    spread: dict[str, Any] = {
-        "partition": settings.partition,
-        "partition_seed": settings.partition_seed,
-        "devices": settings.devices,
-        "samples": settings.samples,
-        "data_dir": settings.data_dir,
-        "public": settings.public,
-        "validation": settings.validation,
-    }
-    if train is None or test is None:
-        data = federate(settings.data, **spread)
+    if samples is None:
+        data = federate(settings.data, **spread_of(settings))
     else:
-        dataset = from_arrays(train, test)
         if settings.objective == "regression":
-            dataset = dataclasses.replace(dataset, classes=None)  # whole numbers are values
-        data = federate_dataset(dataset, **spread)
+            samples = dataclasses.replace(samples, classes=None)  # whole numbers are values
+        data = federate_dataset(samples, **spread_of(settings))
     example = placed(data.test.take(np.arange(2) % len(data.test))).inputs
     problem = Problem(find_layers(model, example, settings, axes), data, objective)
     try_out(problem, settings)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedpmt import references
+from fedpmt.data.clients import Reader
 from fedpmt.data.datasets import from_arrays
 from fedpmt.data.federated import federate_dataset
 from fedpmt.data.registry import find_dataset, is_function
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("fedpmt")
 
-Pair: TypeAlias = tuple[Arrays, Arrays]
-"""Inputs and targets."""
-
 
 def load_module(text: str, seed: int) -> nn.Module:
     """Call the function that `model` names; weights that it draws from torch's generator depend on the seed alone."""
@@ -46,16 +44,32 @@ def load_module(text: str, seed: int) -> nn.Module:
 
 
 @lru_cache(maxsize=1)
-def load_arrays(text: str) -> tuple[Pair, Pair]:
-    """Call the function that `data` names; once, since all runs of a comparison ask for it."""
-    found = references.call("data", text)
-    if not (_is_pair(found) and all(_is_pair(one) for one in found)):
+def _called(key: str, text: str) -> Any:
+    """What a function that settings name returns; called once, since all runs of a comparison ask for it."""
+    return references.call(key, text)
+
+
+def load_samples(kind: str, text: str, test: Any = None) -> dict[str, Any]:
+    """Call the function that `data` or `clients` names; the samples as arguments of `run`.
+
+    Args:
+        kind: `train` where the function returns (train, test), `clients` where it returns {client: samples}, or
+            that and a test set.
+        text: The function, as package.module:function.
+        test: A test set that was given otherwise.
+    """
+    key = "data" if kind == "train" else kind
+    found = _called(key, text)
+    whole = _is_pair(found) and not any(hasattr(one, "dtype") for one in found)
+    if whole and (kind == "train" or isinstance(found[0], Mapping)):
+        samples, tested = found
+        return {kind: samples, "test": tested if test is None else test}
+    if kind == "train":
         raise SettingError(
             f"data = '{text}' must return ((inputs, targets), (inputs, targets)), "
             f"for training and for testing (got {_outline(found)})"
         )
-    train, test = found
-    return tuple(train), tuple(test)
+    return {kind: found, "test": test}
 
 
 def _is_pair(value: object) -> bool:
@@ -72,8 +86,7 @@ def load_example(data: str) -> Arrays:
     """Take two inputs of a data set; those of the library are made up, so that pricing fetches nothing."""
     if not is_function(data):
         return make_example(find_dataset(data)[0].shape)
-    inputs = load_arrays(data)[0][0]
-    return {name: one[:2] for name, one in inputs.items()} if isinstance(inputs, Mapping) else inputs[:2]
+    return Reader().examples("train", load_samples("train", data)["train"]).take(slice(0, 2)).inputs
 
 
 def make_example(shape: Sequence[int]) -> np.ndarray:
@@ -188,16 +201,12 @@ def _candidates(module: nn.Module, path: str = "") -> list[str]:
     return [name for name, _ in found]
 
 
-def fingerprint(model: nn.Module, *arrays: Arrays) -> str:
-    """Digest a model's weights and arrays, so that a run is only ever resumed with its own."""
+def fingerprint(model: nn.Module) -> str:
+    """Digest a model's weights, so that a run is only ever resumed with its own."""
     model = unwrap(model)
     check_module(model)
     digest = hashlib.sha256()
-    named: list[tuple[str, Any]] = list(model.state_dict().items())
-    for number, group in enumerate(arrays):
-        parts = group.items() if isinstance(group, Mapping) else [("", group)]
-        named += [(f"{number}{name}", array) for name, array in parts]
-    for name, array in named:
+    for name, array in model.state_dict().items():
         plain = np.ascontiguousarray(_as_numpy(array))
         digest.update(f"{name} {plain.shape} {plain.dtype}".encode())
         digest.update(plain.tobytes())

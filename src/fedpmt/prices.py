@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from fedpmt.api import (
     OWN_DATA,
+    Own,
     check,
     own_problem,
     own_training,
@@ -186,7 +187,8 @@ def _priced(
         from fedpmt.training.objective import CLASSIFICATION
 
         one = resolved.model_copy(update={"devices": 1})
-        problem = own_problem(one, module, *own.load_arrays(resolved.data), CLASSIFICATION)
+        samples = Own(**own.load_samples("train", resolved.data)).samples
+        problem = own_problem(one, module, samples, CLASSIFICATION)
     else:
         inputs = own.load_example(resolved.data) if example is None else example
         problem = own.example_problem(module, inputs, resolved, resolved.samples if filled else 2)

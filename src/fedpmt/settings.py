@@ -79,6 +79,11 @@ class Settings(BaseModel):
         "which returns (inputs, targets) for training and for testing. "
         f"Default: {', '.join(f'{default_for(net.data)} for {net.name}' for net in NETS.values())}",
     )
+    clients: str = Field(
+        "",
+        description="the devices' own samples instead, for a net of your own: package.module:function, which returns "
+        "{client: examples}, or that and a test set",
+    )
     data_dir: Path | None = Field(
         None, description="folder of the data files; else FEDPMT_DATA, else the user cache"
     )
@@ -87,7 +92,22 @@ class Settings(BaseModel):
         description="what your own model learns: classification (of samples, tokens or pixels), causal-lm, multi-label "
         "or regression; from Python also a loss of your own",
     )
-    partition: str = Field("iid", description="iid, classes:N, dirichlet:ALPHA or iid:replace")
+    partition: str = Field(
+        "iid",
+        description="iid, classes:N, dirichlet:ALPHA, iid:replace, or natural: each device holds what one person owns, "
+        "the default where the data says whose its samples are",
+    )
+    amounts: str = Field(
+        "equal",
+        description="how many samples devices hold: equal numbers, lognormal:SIGMA, or free: as they fall "
+        "with dirichlet:ALPHA",
+    )
+    held_out: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of each device's samples that it keeps for its own test",
+    )
     partition_seed: int = Field(
         0, ge=0, description="fixes the split and the fleet, apart from the run's seed"
     )
@@ -104,7 +124,9 @@ class Settings(BaseModel):
     )
     devices: int = Field(0, ge=1, description="size of the fleet |K|")
     samples: int = Field(
-        0, ge=1, description="samples per device |D_k|, by default fewer where some are held out"
+        0,
+        ge=1,
+        description="samples per device |D_k|, by default fewer where some are held out; their mean where they differ",
     )
     cohort: int = Field(0, ge=1, description="devices asked per round |S|")
     sampling: Literal["stratified", "uniform", "fastest"] = Field(
@@ -263,6 +285,8 @@ class Settings(BaseModel):
         if given.get("splitting") == "device":
             given.setdefault("sampling", "uniform")
         filled = {**asdict(defaults), **given}
+        if described is not None and described.clients is not None:
+            filled.setdefault("partition", "natural")
         if "samples" not in given and train is not None:
             # What is held out is no device's: each has a little less.
             held = held_out(str(given.get("public", "none")), given.get("validation", 0.0), train)
@@ -369,6 +393,8 @@ class RunSettings(TypedDict, total=False):
     data_dir: str | Path | None
     objective: Literal["classification", "causal-lm", "multi-label", "regression"]
     partition: str
+    amounts: str
+    held_out: float
     partition_seed: int
     public: str
     validation: float

@@ -103,6 +103,10 @@ class Examples:
         """The samples at these positions, in this order."""
         return Examples(_take(self.inputs, index), _take(self.targets, index), self.ids[index])
 
+    def view(self, index: np.ndarray | slice) -> Examples:
+        """The same; samples that are not in memory are not read yet."""
+        return self.take(index)
+
 
 def _take(arrays: Arrays, index: np.ndarray | slice) -> Arrays:
     if isinstance(arrays, Mapping):

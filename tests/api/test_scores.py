@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import fedpmt
 from fedpmt import records
 from fedpmt.cli import show
+from fedpmt.data import from_arrays
 from fedpmt.progress import named_score
 from fedpmt.records import ResultRecord, RoundRecord, RunRecord
 from fedpmt.report import default_targets, summary, tidy, time_to_target
@@ -153,8 +154,7 @@ def test_what_a_diverged_run_is_scored(tmp_path: Path) -> None:
         problem = api.own_problem(
             settings,
             nn.Sequential(nn.Linear(4, classes or 1)),
-            (INPUTS[:60], values[:60]),
-            (INPUTS[60:], values[60:]),
+            from_arrays((INPUTS[:60], values[:60]), (INPUTS[60:], values[60:])),
             objective,
         )
         request = api.Request(settings, api.method_of(settings), partial(identity, problem))

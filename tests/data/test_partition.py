@@ -28,7 +28,7 @@ def counts_of(split: Partition, targets: np.ndarray) -> np.ndarray:
 
 def check_disjoint(split: Partition, devices: int, samples: int, total: int) -> None:
     positions = np.concatenate([split.indices(device) for device in range(devices)])
-    assert (split.devices, split.samples) == (devices, samples)
+    assert (split.devices, split.sizes) == (devices, samples)
     assert len(positions) == devices * samples
     assert len(np.unique(positions)) == devices * samples
     assert positions.min() >= 0
@@ -253,7 +253,7 @@ def test_too_few_classes_or_samples() -> None:
 def test_labels_are_needed(spec: str, targets: np.ndarray | None) -> None:
     with pytest.raises(SettingError, match="one class per sample"):
         partition(spec, targets, 2, 10, 0, total=100)
-    assert partition("iid", targets, 2, 10, 0, total=100).samples == 10
+    assert partition("iid", targets, 2, 10, 0, total=100).sizes == 10
 
 
 def test_total_must_be_known() -> None:

@@ -25,7 +25,10 @@ GROUPS = {
         "data",
         "data_dir",
         "objective",
+        "clients",
         "partition",
+        "amounts",
+        "held_out",
         "partition_seed",
         "public",
         "validation",
@@ -101,6 +104,7 @@ METAVARS = {
     "options": "METHOD.KEY=VALUE",
     "budget": "RESOURCE[=AMOUNT]",
     "model": "MODULE:FUNCTION",
+    "clients": "MODULE:FUNCTION",
     "layers": "A,B,...",
 }
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")

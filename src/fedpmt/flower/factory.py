@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -22,6 +23,7 @@ from fedpmt.flower.secure.node import KEYS, OPEN, SHARES, hand_out_shares, offer
 from fedpmt.flower.strategy import MethodStrategy
 from fedpmt.flower.wire import NODE
 from fedpmt.simulation.assemble import assemble, plan
+from fedpmt.simulation.problem import sizes_of
 from fedpmt.simulation.runner import Journal, exclusive, is_finished, open_folder
 from fedpmt.types import SettingError
 
@@ -108,7 +110,8 @@ def serve(
     open_folder(folder, settings, resume=deployment.resume)
     if is_finished(folder, settings):
         return
-    limit = deployment.sample_limit or CLAIM * settings.samples
+    largest = int(np.max(sizes_of(problem, settings)))
+    limit = deployment.sample_limit or CLAIM * max(settings.samples, largest)
     classes, labels = problem.data.classes, method.traits.needs_labels
     roster = Roster(Limits(settings.devices, limit, classes, labels, base_digest(problem)))
     reported = replace(problem, data=ReportedData(problem.data, roster))

@@ -80,7 +80,7 @@ class Price:
         self._model = model.clone()
         self._tensors = self._model.initial()
         self._inputs = two_samples(example)
-        self._costs: dict[Key, Cost] = {}
+        self._costs: dict[tuple[Key, int], Cost] = {}
         self._measured: dict[Key, Measurement] = {}
         self._others: dict[str, Price] = {}
         for name, other in (others or {}).items():
@@ -102,22 +102,27 @@ class Price:
 
     @cached_property
     def _full_operations(self) -> float:
-        return self._price(depth.full(self.structure)).operations
+        return self._price(depth.full(self.structure), self.samples).operations
 
     @cached_property
     def full(self) -> Cost:
         """The price of the full model; found when it is first asked for, since a device that is told may never ask."""
         return self(depth.full(self.structure))
 
-    def __call__(self, part: Part) -> Cost:
-        """The price of one batch, of whichever net it is a part of; what a device keeps costs as if it were sent."""
+    def __call__(self, part: Part, samples: int | None = None) -> Cost:
+        """The price of one batch, of whichever net it is a part of; what a device keeps costs as if it were sent.
+
+        Of its memory, what the device keeps of its `samples` is a part: by default, of as many as are usual.
+        """
+        # Only what is kept depends on them.
+        samples = self.samples if samples is None or not self.cached else samples
         if part.model in self._others:
-            cost = self._others[part.model](part)
+            cost = self._others[part.model](part, samples)
             return replace(cost, share=self._share(cost))
         part = part.resident()
-        key = self._key(part)
+        key = self._key(part), samples
         if key not in self._costs:
-            cost = self._price(part)
+            cost = self._price(part, samples)
             self._costs[key] = replace(cost, share=self._share(cost), sustained=self._sustained(cost))
         return self._costs[key]
 
@@ -207,7 +212,7 @@ class Price:
         kind = "other" if layer.name not in groups else ("linear" if len(dimensions) == 2 else "conv")
         return kind, dimensions[0]
 
-    def _price(self, part: Part) -> Cost:
+    def _price(self, part: Part, samples: int) -> Cost:
         measured = self._measure(part)
         cut = frozen_prefix(self.structure, part)
         if self.mode == "paper":
@@ -227,7 +232,8 @@ class Price:
             error = self.batch * (measured.backward - measured.gradient)
             gradient = self.batch * measured.gradient
             update = float(self._count(part, self._trained(part)))
-        return Cost(prefix, forward, error, gradient, update, share=1.0, memory=self._memory(part, measured))
+        memory = self._memory(part, measured, samples)
+        return Cost(prefix, forward, error, gradient, update, share=1.0, memory=memory)
 
     def _sustained(self, cost: Cost) -> float:
         if self.mode == "paper":
@@ -243,7 +249,7 @@ class Price:
         # Rounded up to 0.01 by integers alone, as the printed times need it: .46 .58 .88 .94 1
         return -(-100 * int(cost.operations) // int(self._full_operations)) / 100
 
-    def _memory(self, part: Part, measured: Measurement) -> Memory:
+    def _memory(self, part: Part, measured: Measurement, samples: int) -> Memory:
         # A masked tensor is worked on, and derived, as a whole.
         gradients = self._bytes(part, self._trained(part))
         # Buffers are copied whether they are trained or not: the forward pass may write to them.
@@ -251,9 +257,9 @@ class Price:
         weights = self.structure.base_bytes + self._bytes(part, part.sent) + copies
         cache = prefix_pass = 0
         if measured.prefix is not None:
-            cache = math.ceil(self.samples * measured.hidden_bytes)
+            cache = math.ceil(samples * measured.hidden_bytes)
             # The first chunk's output is the cache, or says how large it is to be; the others are run while it is held.
-            first, others = min(PREFIX_BATCH, self.samples), min(PREFIX_BATCH, self.samples - PREFIX_BATCH)
+            first, others = min(PREFIX_BATCH, samples), min(PREFIX_BATCH, samples - PREFIX_BATCH)
             prefix_pass = measured.prefix.peak(first)
             if others > 0:
                 prefix_pass = max(prefix_pass, cache + measured.prefix.peak(others))

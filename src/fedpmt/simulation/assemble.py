@@ -22,7 +22,7 @@ from fedpmt.settings import parse_precision_seconds
 from fedpmt.simulation.checkpoint import DeviceStore
 from fedpmt.simulation.executors import Executor, Parallel, Plain
 from fedpmt.simulation.loop import Federation
-from fedpmt.simulation.problem import Problem, draws_at_random
+from fedpmt.simulation.problem import Problem, draws_at_random, sizes_of
 from fedpmt.simulation.workers import can_fork
 from fedpmt.training.batches import PlacedData, compute_device
 from fedpmt.training.local import LocalWork, local_settings, make_optimizer
@@ -75,7 +75,7 @@ def plan(
         fleet,
         assign=settings.assign,
         deadline=settings.deadline,
-        samples=settings.samples,
+        samples=sizes_of(problem, settings),
         budget=settings.limits,
         structures=structures,
         extra=extra,
@@ -143,8 +143,8 @@ def check_precision(problem: Problem, device: torch.device) -> None:
 
 def make_executor(settings: Settings, problem: Problem, device: torch.device, data: PlacedData) -> Executor:
     """Where local work runs; the numbers do not depend on it."""
-    local = local_settings(settings, 0, problem.optimizer, problem.rate)
-    stochastic = draws_at_random(problem.model, problem.example())
+    local = local_settings(settings, 0, problem.optimizer, problem.rate, problem.transform)
+    stochastic = problem.transform is not None or draws_at_random(problem.model, problem.example())
     workers = settings.workers or os.cpu_count() or 1
     one = Plain(
         problem.models,

@@ -206,7 +206,8 @@ class Parallel:
             workers.close()
         # A lock of its own: the other may be held by a thread that does not exist in a fork.
         one = replace(self._one, paths=PathsTaken(), seeding=threading.Lock())
-        workers = Workers(partial(_answer, one, work), self._count, (one.settings.optimizer,))
+        not_sent = (one.settings.optimizer, one.settings.transform)
+        workers = Workers(partial(_answer, one, work), self._count, not_sent)
         self._forked = work, workers
         return workers
 

@@ -229,7 +229,7 @@ class Federation:
     @cached_property
     def local_settings(self) -> LocalSettings:
         """How devices train, but for the learning rate."""
-        return local_settings(self.settings, 0, self.problem.optimizer, self.rate)
+        return local_settings(self.settings, 0, self.problem.optimizer, self.rate, self.problem.transform)
 
     def local(self, round_index: int) -> LocalSettings:
         """How devices train in a round."""
