@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fedpmt.api import compare as compare
     from fedpmt.api import run as run
+    from fedpmt.devices.rows import Device as Device
     from fedpmt.methods.averaging import Composed as Composed
     from fedpmt.methods.averaging import PartAveraging as PartAveraging
     from fedpmt.methods.base import Method as Method
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fedpmt.api": ("compare", "run"),
+    "fedpmt.devices.rows": ("Device",),
     "fedpmt.methods.averaging": ("Composed", "PartAveraging"),
     "fedpmt.methods.base": ("Method", "Traits"),
     "fedpmt.methods.comet": ("Comet",),
@@ -102,6 +104,7 @@ __all__ = [
     "Axis",
     "Comet",
     "Composed",
+    "Device",
     "FedAvg",
     "FedDF",
     "FedDrop",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from fedpmt import records
-from fedpmt.data.registry import is_function, with_samples
+from fedpmt.data.registry import is_own, with_samples
 from fedpmt.methods.registry import (
     METHODS,
     create,
@@ -29,10 +29,12 @@ from fedpmt.methods.registry import (
     short_name,
     typed_options,
 )
+from fedpmt.models.nets import NETS, net
+from fedpmt.models.tasks import PRETRAINED, RANDOM, TASKS
 from fedpmt.progress import show_progress
 from fedpmt.records import ACCURACY, RunRecord, check_target
 from fedpmt.runs import Run, Runs, Scratch, read_run, resumable
-from fedpmt.settings import RunSettings, Settings, resolve
+from fedpmt.settings import OWN_TASK, RunSettings, Settings, resolve
 from fedpmt.simulation.callbacks import OnRound, call_each
 from fedpmt.simulation.runner import exclusive, is_finished, open_folder, simulate
 from fedpmt.training.optimizers import Custom, Optimizer
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from fedpmt.training.objective import Loss, Objective
     from fedpmt.training.ready_made import Metrics, Score
 
-OWN_DATA, OWN_TASK = "arrays", "own"
+OWN_DATA = "arrays"
 CUSTOM = "custom"
 SHARED = ("depths", "splitting", "server")
 """Fields of a method that are settings of the run: its value there, where it has such a field."""
@@ -332,9 +334,10 @@ def make_request(
     given["objective"] = _objective_of(given.get("objective"), own.loss)
     given = _with_transform(given, own)
     scored = (own.metric, own.metrics, own.maximize) != (None, None, None)
-    if model is None and own.axes is not None:
+    of_paper = model is None and given.get("task") not in TASKS
+    if of_paper and own.axes is not None:
         raise SettingError("axes needs a model of your own: those of a paper task are known")
-    if model is None and (scored or given["objective"] != "classification"):
+    if of_paper and (scored or given["objective"] != "classification"):
         raise SettingError(
             "loss, metric, metrics, maximize and objective need a model of your own: "
             "a paper task is scored by accuracy"
@@ -349,18 +352,22 @@ def make_request(
     if not isinstance(method, str):
         chosen = dataclasses.replace(method, **_shared_fields(resolved, method))  # type: ignore[type-var]
     brought: dict[str, Any] = {"optimizer": optimizer, "rate": rate, "transform": own.transform}
-    if model is None:
+    if of_paper:
         check(resolved, method=chosen)
         return Request(resolved, chosen, lambda: dataclasses.replace(paper_problem_of(resolved), **brought))
-    from fedpmt.own import fingerprint, load_module, warn_of_one_layer
+    from fedpmt.own import fingerprint, load_module, load_task, warn_of_one_layer
     from fedpmt.training.ready_made import make_objective
 
     objective = make_objective(
         own.loss, own.metric, maximize=own.maximize, metrics=own.metrics, objective=resolved.objective
     )
     check(resolved, method=chosen, score_name=objective.score_name)
-    # Weights that a function draws are the seed's; runs that differ in nothing else belong together.
-    digest = resolved.digest + fingerprint(load_module(model, 0) if isinstance(model, str) else model)
+    digest = resolved.digest
+    if model is None:
+        load_task(resolved)  # weights that are missing are refused before anything is written
+    else:
+        # Weights that a function draws are the seed's; runs that differ in nothing else belong together.
+        digest += fingerprint(load_module(model, 0) if isinstance(model, str) else model)
     if own.samples is not None:
         from fedpmt.data.clients import fingerprint as samples_fingerprint
 
@@ -374,8 +381,7 @@ def make_request(
     resolved = resolved.model_copy(update={"digest": digest})
 
     def problem() -> Problem:
-        module = load_module(model, resolved.seed) if isinstance(model, str) else model
-        found = own_problem(resolved, module, own.samples, objective, own.axes)
+        found = own_problem(resolved, _module_of(model, resolved), own.samples, objective, own.axes)
         if hasattr(getattr(chosen, "parts", chosen), "depths"):
             warn_of_one_layer(found.model)
         return dataclasses.replace(found, **brought)
@@ -383,10 +389,19 @@ def make_request(
     return Request(resolved, chosen, problem)
 
 
+def _module_of(model: nn.Module | str | None, settings: Settings) -> nn.Module:
+    """The module that a run trains: a ready task's, what a user's function returns, or the user's own."""
+    from fedpmt.own import load_module, load_task
+
+    if model is None:
+        return load_task(settings)
+    return load_module(model, settings.seed) if isinstance(model, str) else model
+
+
 def with_model(
     settings: Mapping[str, Any], model: nn.Module | str | None, layers: Layers | None
 ) -> tuple[dict[str, Any], nn.Module | str | None]:
-    """Settings that name a user's model and layers, and the model; None for a paper task."""
+    """Settings that name a user's model and layers, and the model; None for a net of the paper or a ready task."""
     given = dict(settings)
     named, listed = given.pop("model", None) or None, given.pop("layers", None) or None
     model, layers = named if model is None else model, listed if layers is None else layers
@@ -397,7 +412,7 @@ def with_model(
             )
         own_only = {
             "layers": layers,
-            "data": given.get("data") if is_function(str(given.get("data"))) else None,
+            "data": given.get("data") if is_own(str(given.get("data"))) else None,
         }
         for key, value in own_only.items():
             if value is not None:
@@ -442,9 +457,9 @@ def _with_samples(
     elif data is not None:
         if own.test is not None:
             raise SettingError(f"test cannot be combined with data = '{data}', which has its own")
-        if not is_function(str(data)):
+        if not is_own(str(data)):
             return given, own
-        own = dataclasses.replace(own, **load_samples("train", str(data)))
+        own = dataclasses.replace(own, **load_samples("train", str(data), data_dir=given.get("data_dir")))
     samples = own.samples
     assert samples is not None
     if data is None:
@@ -592,20 +607,11 @@ def with_public(given: Mapping[str, Any], methods: Sequence[str]) -> dict[str, A
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Resolve settings; a fleet file says how many devices there are, and is remembered by its content."""
-    given = dict(given)
+    """Resolve settings; a fleet says how many devices there are."""
+    given = _with_tables(given)
     given = with_public(given, [str(given.get("method") or "fedpmt")])
-    if given.get("fleet") is not None:
-        from fedpmt.devices.fleet import read_fleet
-
-        path = Path(str(given["fleet"])).absolute()
-        given["fleet"] = str(path)
-        size = len(read_fleet(path))
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        before = str(given.get("digest", ""))
-        given["digest"] = before if before.endswith(content) else before + content
-        if given.get("devices") is None:
-            given["devices"] = size
+    if given.get("weights") not in (None, "", PRETRAINED, RANDOM):
+        given |= _with_weights(given)
     settings = resolve(given)
     settings = settings.model_copy(update={"options": typed_options(settings.method, settings.options)})
     if given.get("samples") is None:
@@ -615,6 +621,44 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     # In the record, so that it says what ran.
     options = {**method_class(settings.method)().traits.under_budget, **settings.options}
     return settings.model_copy(update={"options": options})
+
+
+def _with_tables(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in which the fleet and the traces are files, remembered by their content, or the text of a CSV."""
+    given = dict(settings)
+    tables = [key for key in ("fleet", "availability_trace", "speed_trace") if given.get(key) is not None]
+    if not tables:
+        return given
+    from fedpmt.devices.rows import read_devices, write_devices
+    from fedpmt.devices.tables import is_file
+    from fedpmt.devices.traces import write_trace
+
+    for key in tables:
+        source = given[key]
+        if key == "fleet":
+            devices = read_devices(source)
+            text = write_devices(devices)
+            if given.get("devices") is None:
+                given["devices"] = sum(device.count for device in devices)
+        else:
+            text = write_trace(key, source)
+        given[key] = str(Path(source).absolute()) if is_file(source) else text
+        if is_file(source):
+            content = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+            before = str(given.get("digest", ""))
+            given["digest"] = before if content in before else before + content
+    return given
+
+
+def _with_weights(given: Mapping[str, Any]) -> dict[str, str]:
+    """The path of a weights file, and the digest with its content in it."""
+    path = Path(str(given["weights"])).expanduser().absolute()
+    try:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise SettingError(f"weights = '{given['weights']}' cannot be read: {error.strerror}") from error
+    before = str(given.get("digest", ""))
+    return {"weights": str(path), "digest": before if content in before else before + content}
 
 
 def _with_samples_for_split(settings: Settings) -> Settings:
@@ -651,9 +695,7 @@ def shared_of(settings: Settings) -> dict[str, Any]:
             settings.server_tau,
         ),
     }
-    if settings.depths is None and settings.task != OWN_TASK:
-        from fedpmt.models.nets import net
-
+    if settings.depths is None and settings.task in NETS:
         shared["depths"] = net(settings.task).depths[0]
     return shared
 
@@ -673,7 +715,7 @@ def check(
     from fedpmt.data.partition import check_spec
     from fedpmt.data.public import check_public
     from fedpmt.devices.fleet import make_fleet
-    from fedpmt.models.nets import net
+    from fedpmt.devices.traces import check_traces
 
     chosen = method or method_of(settings)
     used, name = chosen.traits, settings.method
@@ -709,11 +751,12 @@ def check(
     if used.needs_public and settings.public == "none":
         raise SettingError(f"public = 'none': {name} needs public data (e.g. {HELD_OUT['public']})")
     fleet = make_fleet(settings)
+    check_traces(settings)
     if settings.limits is not None:
         settings.limits.check_levels(str(settings.budget), len(fleet.level_speeds))
     if score_name is not None:
         check_target(settings.target, score_name)
-    if settings.task != OWN_TASK:
+    if settings.task in NETS:
         layers = net(settings.task).layers
         count = settings.depths or net(settings.task).depths[0]
         if count > layers:
@@ -727,10 +770,19 @@ def check(
             )
 
 
+def task_problem(settings: Settings) -> Problem:
+    """A net of the paper or a ready task, with its data loaded and spread."""
+    if settings.task in NETS:
+        return paper_problem_of(settings)
+    from fedpmt.own import load_task
+    from fedpmt.training.objective import CLASSIFICATION
+
+    return own_problem(settings, load_task(settings), None, CLASSIFICATION)
+
+
 def paper_problem_of(settings: Settings) -> Problem:
     """One of the paper's tasks, with its data loaded and spread."""
     from fedpmt.data.federated import federate
-    from fedpmt.models.nets import net
     from fedpmt.simulation.problem import paper_problem
 
     shape = net(settings.task).input_shape
@@ -815,13 +867,13 @@ def start(
 
 
 def request_of(settings: Settings) -> Request:
-    """A run of a paper task from settings that are resolved already."""
+    """A run of a net of the paper or of a ready task, from settings that are resolved already."""
     check(settings)
-    return Request(settings, method_of(settings), lambda: paper_problem_of(settings))
+    return Request(settings, method_of(settings), lambda: task_problem(settings))
 
 
 def restamp(run: RunRecord, settings: Settings) -> RunRecord | None:
-    """A finished run of a paper task under another clock; None where it would have to be trained again."""
+    """A finished run of a task of the library under another clock; None where it would have to be trained again."""
     from fedpmt.simulation.restamp import restamp_run
 
     return restamp_run(run, settings, unfilled_problem(settings), method_of(settings))
@@ -838,5 +890,11 @@ _UNFILLED = {"data": "synthetic", "partition": "iid", "public": "none", "validat
 
 
 def unfilled_problem(settings: Settings) -> Problem:
-    """A paper task on made-up samples: prices and times do not depend on what is learned."""
+    """One of the library's tasks on made-up samples: prices and times do not depend on what is learned."""
+    if settings.task in TASKS:
+        from fedpmt.own import example_problem, load_example, load_task
+
+        untrained = settings.model_copy(update={"weights": RANDOM})
+        example = load_example(settings.data)
+        return example_problem(load_task(untrained), example, settings, settings.samples)
     return paper_problem_of(settings.model_copy(update={**_UNFILLED, "devices": 1}))

@@ -41,8 +41,9 @@ Evaluated = Literal["global", "split", "personal"]
 """What a score is of: the server's model, a device's and the server's halves together, or a device's own;
 for the last two it is the mean over devices that took part."""
 
-Stopped = Literal["rounds", "target", "patience", "time-budget", "callback", "diverged"]
-"""Why a run has ended. A run that diverged has the accuracy of a guess, or no score if it is not an accuracy."""
+Stopped = Literal["rounds", "target", "patience", "time-budget", "unreachable", "callback", "diverged"]
+"""Why a run has ended; `unreachable`: no device can be reached any more, as its trace says.
+A run that diverged has the accuracy of a guess, or no score if it is not an accuracy."""
 
 
 ComputePath = Literal["compiled", "autograd", "mixed"]
@@ -143,6 +144,15 @@ class Scored(Record):
         return f"{self.score:.1%}" if self.score_name == ACCURACY else f"{self.score:.4g}"
 
 
+class ClientScores(Record):
+    """The scores of clients' own test samples, each client counting the same."""
+
+    count: int  # clients that have some
+    mean: float
+    spread: float  # standard deviation over clients
+    worst_tenth: float  # the mean of the worst tenth of them
+
+
 class RoundRecord(Scored):
     """One round. Bytes, operations and `round_seconds` are of this round; `virtual_seconds` is the clock after it."""
 
@@ -163,8 +173,11 @@ class RoundRecord(Scored):
     maximize: bool = True  # whether a higher score is better
     scores: dict[str, float] = {}  # the user's other metrics on the test set, by name
     loss: float | None = None
-    score_by_level: ScoreByLevel = None  # classes weighted as that level's devices hold them
+    score_by_level: ScoreByLevel = (
+        None  # of its clients; else classes weighted as that level's devices hold them
+    )
     score_by_class: ScoreByClass = None
+    clients: ClientScores | None = None  # on their own test samples; None where they have none
     evaluates: Evaluated = "global"  # what the score is of
     metrics: dict[str, float] = {}  # of training, e.g. its mean loss
 
@@ -202,6 +215,9 @@ class ResultRecord(Scored):
     server_operations: float = 0.0
     evaluates: Evaluated = "global"
     score_by_width: dict[str, float] | None = None  # of narrow nets, by their share of the channels
+    clients: ClientScores | None = None  # on their own test samples, at the last evaluation
+    score_by_client: dict[str, float] | None = None  # the same one by one, by name
+    score_by_level: ScoreByLevel = None
     stopped: Stopped = "rounds"
     run: str = ""  # the folder
     data: str = ""

@@ -27,6 +27,8 @@ Scalar: TypeAlias = float | int | str | bool
 Arrays: TypeAlias = Any
 """An array (NumPy or torch) or a dict of arrays, equally long in their first axis; dicts may be nested."""
 
+Table: TypeAlias = Any
+"""A table in any of the ways that users have one: the path of a CSV, a list of dicts or a data frame."""
 
 MOST_NAMES = 80
 """An error lists no more than this many allowed names, the nearest."""

@@ -19,6 +19,8 @@ GROUPS = {
     "What is learned": (
         "method",
         "task",
+        "weights",
+        "tune",
         "model",
         "layers",
         "tied",
@@ -41,8 +43,10 @@ GROUPS = {
         "levels",
         "level_draw",
         "drift",
+        "speed_trace",
         "fleet",
         "availability",
+        "availability_trace",
         "failure",
         "over_select",
     ),
@@ -104,8 +108,10 @@ METAVARS = {
     "options": "METHOD.KEY=VALUE",
     "budget": "RESOURCE[=AMOUNT]",
     "model": "MODULE:FUNCTION",
+    "weights": "pretrained|random|FILE",
     "clients": "MODULE:FUNCTION",
     "layers": "A,B,...",
+    **dict.fromkeys(("fleet", "availability_trace", "speed_trace"), "FILE"),
 }
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")
 

@@ -71,15 +71,12 @@ class Reader:
 
     def owners(self, what: str, source: Source, count: int) -> np.ndarray:
         """The owner of each sample, as the user calls them."""
-        if self.client is None or isinstance(self.client, str):
-            columns = columns_of(source)
-            if columns is None:
+        if isinstance(self.client, str):
+            if columns_of(source) is None:
                 raise SettingError(
                     f"client = '{self.client}' names a column, which {what} of this kind lacks: "
                     "give a list with the owner of each sample"
                 )
-            if self.client not in columns:
-                raise SettingError.unknown(f"{what}: client", self.client, columns)
             found = np.asarray(_column(source, self.client))
         else:
             found = np.asarray(self.client)
@@ -186,6 +183,9 @@ def _is_pair(value: object) -> bool:
 
 def read_dataset(train: Source, test: Source | None, reader: Reader) -> LoadedDataset:
     """One set of samples for all devices, to be split; by owner where the reader knows the owners."""
+    columns = columns_of(train)
+    if isinstance(reader.client, str) and columns is not None and reader.client not in columns:
+        raise SettingError.unknown("train: client", reader.client, columns)
     read, tested = reader.examples("train", train), None if test is None else reader.examples("test", test)
     owners = None
     if reader.client is not None:

@@ -52,7 +52,8 @@ class Partition(ABC):
 
     def size(self, device: int) -> int:
         """|D_k| of one device."""
-        _check_device(device, self.devices)
+        if not 0 <= device < self.devices:
+            raise IndexError(f"device {device} is not one of the {self.devices} devices")
         return self.sizes if isinstance(self.sizes, int) else int(self.sizes[device])
 
 
@@ -66,7 +67,8 @@ class Disjoint(Partition):
 
     def indices(self, device: int) -> np.ndarray:
         """Positions in the training set of this device's samples."""
-        _check_device(device, self.devices)
+        if not 0 <= device < self.devices:
+            raise IndexError(f"device {device} is not one of the {self.devices} devices")
         return self._rows[device]
 
 
@@ -131,11 +133,6 @@ def tested(samples: int, share: float) -> int:
     [0, 1, 2]
     """
     return min(samples - 1, math.ceil(samples * share))
-
-
-def _check_device(device: int, devices: int) -> None:
-    if not 0 <= device < devices:
-        raise IndexError(f"device {device} is not one of the {devices} devices")
 
 
 class PartitionedData(FederatedData):

@@ -31,7 +31,9 @@ SIMULATED = {
     "level_draw": "fixed",
     "failure": 0,
     "availability": 1,
+    "availability_trace": None,
     "drift": "",
+    "speed_trace": None,
     "time_budget": None,
     "server_speed": None,
 }

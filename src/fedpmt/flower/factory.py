@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedpmt import records
-from fedpmt.api import check, method_of, paper_problem_of
+from fedpmt.api import check, method_of, task_problem
 from fedpmt.flower.client import Worker, base_digest
 from fedpmt.flower.deployment import begin, check_deployable, check_promise, read_config, write_start
 from fedpmt.flower.node_data import NodeData, ReportedData
@@ -87,7 +87,7 @@ def _handle(answer: Callable[[RecordDict, Context], RecordDict]) -> Callable[[Me
 
 def paper_apps() -> Apps:
     """Make the apps of a task that comes with fedpmt: each node takes its own samples of a data set that all have."""
-    return apps(paper_problem_of)
+    return apps(task_problem)
 
 
 def serve(

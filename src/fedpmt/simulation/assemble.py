@@ -11,6 +11,7 @@ import torch
 
 from fedpmt import kernels
 from fedpmt.devices.fleet import Fleet, make_fleet
+from fedpmt.devices.traces import make_traces
 from fedpmt.models.chain import calls_modules_only
 from fedpmt.parts.depth import suffixes
 from fedpmt.pricing.plan import Planner, make_planner
@@ -101,7 +102,8 @@ def assemble(
     torch.set_num_threads(1)
     executor: Executor | None = None
     try:
-        fleet = make_fleet(settings)
+        fleet = make_fleet(settings).ordered(problem.data.names)
+        traces = make_traces(settings, fleet, problem.data.names)
         nets = method.models(problem.model, problem.example(), Seeds(settings.seed))
         problem = replace(problem, prototypes=nets)
         check_fit(settings, problem, method)
@@ -120,7 +122,7 @@ def assemble(
         modules = problem.model.modules_of(0, len(problem.model.structure.layers)) if compiled else []
         data = PlacedData(problem.data, device, images_last=compiled and calls_modules_only(modules))
         executor = make_executor(settings, problem, device, data)
-        yield Federation(settings, problem, data, method, fleet, planner, executor, store)
+        yield Federation(settings, problem, data, method, fleet, planner, executor, store, traces=traces)
     finally:
         torch.set_num_threads(threads)
         if executor is not None:

@@ -65,8 +65,9 @@ def draw_cohort(
 ) -> list[Device]:
     """Who is asked, in device order, each on its level of this round; `chosen` where the method decides."""
     if chosen is not None:
-        return [fleet.device(int(device)) for device in sorted(chosen)]
-    wanted = min(len(fleet), int(np.ceil(settings.cohort * settings.over_select)))
+        there = fleet.reachable
+        return [fleet.device(int(device)) for device in sorted(chosen) if there is None or there[device]]
+    wanted = min(len(fleet.speeds), int(np.ceil(settings.cohort * settings.over_select)))
     rng = round_.rng("cohort")
     if settings.level_draw == "fixed":
         ids = SAMPLERS[settings.sampling](fleet, wanted, round_.index, rng)
@@ -77,7 +78,9 @@ def draw_cohort(
 
 
 def _available(fleet: Fleet, members: np.ndarray | None, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Up to `count` devices that can be reached, without a look at the whole population."""
+    """Up to `count` devices that can be reached, without a look at the whole population unless it was traced."""
+    if fleet.reachable is not None:
+        members = np.flatnonzero(fleet.reachable) if members is None else members[fleet.reachable[members]]
     population = len(fleet) if members is None else len(members)
     key = 0 if fleet.availabilities is None else int(rng.integers(2**63))
     polled = min(population, count)
@@ -109,13 +112,10 @@ class Assignment:
     bytes_down: int
     bytes_up: int
     able: bool = True  # whether the part fits into the device's memory
+    reach: float = math.inf  # seconds from the round's start for which it can be reached
     base_bytes: int = 0  # what it downloads before, once: the model's frozen base
+    base_seconds: float = 0.0  # how long that takes, which `seconds` don't contain
     reason: str = ""  # why its reply did not count, where somebody said
-
-    @property
-    def base_seconds(self) -> float:
-        """Seconds on the link before it begins with its task, which `seconds` don't contain."""
-        return self.base_bytes / self.device.downlink
 
 
 def assign(federation: Federation, progress: Progress, device: Device, round_: Round) -> Assignment:
@@ -142,8 +142,11 @@ def assign(federation: Federation, progress: Progress, device: Device, round_: R
     drift = parse_drift(settings.drift)
     if drift is not None:
         device = drifted(device, drift, round_.index, settings.partition_seed)
+    if federation.traces is not None:
+        device, reach = federation.traces.meet(device, progress.virtual_seconds)
     part = task.offer[0] if len(task.offer) == 1 else choose(federation, device, task, samples)
-    return account(federation, device, task, part, samples, plan)
+    assignment = account(federation, device, task, part, samples, plan)
+    return assignment if federation.traces is None else replace(assignment, reach=reach)
 
 
 def choose(federation: Federation, device: Device, task: Task, samples: int) -> Part:
@@ -177,12 +180,12 @@ def send_base(
 ) -> list[Assignment]:
     """Let devices that are asked for the first time download the base of their model."""
     structures, holders = federation.planner.structures, progress.holders or {}
-    return [
-        replace(one, base_bytes=structures[one.part.model].base_bytes)
-        if one.able and one.device.id not in holders
-        else one
-        for one in assignments
-    ]
+    sent = []
+    for one in assignments:
+        size = structures[one.part.model].base_bytes
+        new = one.able and one.device.id not in holders
+        sent.append(replace(one, base_bytes=size, base_seconds=size / one.device.downlink) if new else one)
+    return sent
 
 
 def steps_asked(federation: Federation, task: Task, samples: int) -> int:

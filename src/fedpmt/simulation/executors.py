@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -120,21 +120,22 @@ class Plain:
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
         for item in items:
-            yield function(self.site(self.settings), item)
+            yield function(self.site, item)
 
     def close(self) -> None:
         pass
 
-    def site(self, settings: LocalSettings) -> Site:
+    @cached_property
+    def site(self) -> Site:
         """What a device has at hand here."""
         public = None if self.data is None else self.data.public
-        return Site(self.models, self.objective, settings, public, self.fast)
+        return Site(self.models, self.objective, self.settings, public, self.fast)
 
     def job(self, unit: Unit) -> Job[Any]:
         """A unit with all that it takes to compute it."""
         assert self.data is not None, "an executor without data cannot train"
         return Job(
-            self.site(unit.settings),
+            replace(self.site, settings=unit.settings),
             unit.task,
             unit.part,
             unit.own,
@@ -179,7 +180,7 @@ class Parallel:
         return self._ordered(lambda unit: self._own.plain.compute(work, unit), units)
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
-        return self._ordered(lambda item: function(self._own.plain.site(self._one.settings), item), items)
+        return self._ordered(lambda item: function(self._own.plain.site, item), items)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from fedpmt.types import Examples
 
 LOCK = ".lock"
+MOST_SHOWN = 100
+"""Characters of a table that a message shows."""
+
 _log = logging.getLogger("fedpmt")
 
 
@@ -96,7 +99,7 @@ def check_same(folder: Path, stored: Mapping[str, Any], settings: Settings) -> N
     if key is not None:
         raise SettingError(
             f"out = '{folder}' is a run of another configuration: "
-            f"its {key} is '{stored[key]}', not '{settings.identity()[key]}'"
+            f"its {key} is '{_in_short(stored[key])}', not '{_in_short(settings.identity()[key])}'"
         )
     _check_rounds(folder, stored.get("rounds", settings.rounds), settings)
 
@@ -114,6 +117,12 @@ def _check_rounds(folder: Path, before: Any, settings: Settings) -> None:
         raise SettingError(
             f"rounds must be >= {before}, those of the run in '{folder}' (got {settings.rounds})"
         )
+
+
+def _in_short(value: object) -> str:
+    """A value within one line of a message: a fleet given in Python has many."""
+    text = str(value)
+    return f"{text[:MOST_SHOWN].strip().replace(chr(10), ' | ')} ..." if "\n" in text else text
 
 
 def differing(stored: Mapping[str, Any], settings: Settings) -> str | None:
@@ -248,6 +257,14 @@ def simulate(
                 record = journal.add(*played)
                 if on_round is not None:
                     journal.call(on_round, record)
+            if journal.stopped == "unreachable":
+                _log.warning(
+                    "%s: no device can be reached any more after %g virtual seconds; the run ends with %d of %d rounds",
+                    settings.method,
+                    journal.progress.virtual_seconds,
+                    journal.progress.rounds,
+                    settings.rounds,
+                )
         return journal.finish()
 
 
@@ -407,15 +424,13 @@ def _stop(federation: Federation, saved: Saved) -> Stopped | None:
             return "target"
     if settings.patience is not None and totals.stale >= settings.patience:
         return "patience"
-    if federation.out_of_time(progress):
-        return "time-budget"
-    return "rounds" if progress.rounds >= settings.rounds else None
+    return federation.ended(progress)
 
 
 def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) -> ResultRecord:
     from safetensors.torch import save
 
-    from fedpmt.simulation.evaluation import score_by_width
+    from fedpmt.simulation.evaluation import evaluate_clients, score_by_width
 
     settings, progress, totals = federation.settings, saved.progress, saved.totals
     predictor, objective = federation.predictor(progress), federation.problem.objective
@@ -451,6 +466,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         public_samples=_count(federation.data.public),
         validation_samples=_count(federation.data.validation),
         path=totals.path,
+        **({} if stopped == "diverged" else evaluate_clients(federation, progress)),
     )
     write_atomically(folder / records.RESULT, result.model_dump_json(indent=1).encode() + b"\n")
     return result

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 Transform: TypeAlias = "Callable[..., Arrays]"
 """Augments the inputs of a batch: `transform(inputs)`, or `transform(inputs, generator)` with torch's generator."""
 
-# Samples are never written to, so that arrays which cannot be, such as those of a file, need no copy.
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-
 CPU = torch.device("cpu")
 
 CHUNK = 500
@@ -52,7 +49,12 @@ def placed(examples: Examples, device: torch.device = CPU) -> Examples:
 def _placed(arrays: Arrays, device: torch.device) -> Arrays:
     if isinstance(arrays, Mapping):
         return {name: _placed(array, device) for name, array in arrays.items()}
-    return torch.as_tensor(arrays).to(device)
+    if isinstance(arrays, torch.Tensor) or arrays.flags.writeable:
+        return torch.as_tensor(arrays).to(device)
+    with warnings.catch_warnings():
+        # Samples are never written to, so that an array which cannot be, such as a file's, needs no copy.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.as_tensor(arrays).to(device)
 
 
 def chunks(examples: Examples, size: int = CHUNK) -> list[slice]:

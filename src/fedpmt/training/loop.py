@@ -14,7 +14,7 @@ from fedpmt.data.lazy import Lazy
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.models.precision import Prefix, computing
 from fedpmt.models.trees import map_tensors, tensors_in
-from fedpmt.parts.part import frozen_prefix, mask, place, take, within
+from fedpmt.parts.part import Mask, frozen_prefix, mask, place, take, within
 from fedpmt.training.batches import augmented
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Run
 from fedpmt.training.messages import UPDATE, Reply
@@ -58,9 +58,9 @@ def evaluate_model(model: LayeredModel, tensors: Tensors, inputs: Arrays) -> Ten
 def local_tensors(task: Task, part: Part, structure: Structure) -> dict[str, Tensor]:
     """The received weights as the device works with them."""
     received = task.tensors[MODEL]
-    return {
-        name: place(received[name], selection, structure.shapes[name])
-        for name, selection in part.sent.items()
+    masked = {name: one for name, one in part.sent.items() if isinstance(one, Mask)}
+    return {name: received[name] for name in part.sent} | {
+        name: place(received[name], one, structure.shapes[name]) for name, one in masked.items()
     }
 
 
