@@ -136,7 +136,8 @@ def run(
             `weights`, too (`fedpmt.RoundEnd`). It may raise `fedpmt.Stop` to end the run after this round.
         progress: Whether to show progress; default: on a terminal and in a notebook.
         **settings: See `fedpmt run --help`. `optimizer` may also be a function `params -> torch.optim.Optimizer`, and
-            `schedule` a function `round -> rate`.
+            `schedule` a function `round -> rate`. `fleet` may be a list of `fedpmt.Device` values, speeds or dicts, or
+            a data frame; `availability_trace` and `speed_trace` a list of dicts or a data frame (docs/fleets.md).
 
     Returns:
         Settings, rounds and result of the run, with `frame()`, `plot()` and `model(module)`.

@@ -190,6 +190,7 @@ EVALUATION = (
     "loss",
     "score_by_level",
     "score_by_class",
+    "clients",
     "evaluates",
 )
 """The fields of a round that its evaluation fills; without one they have their defaults."""
