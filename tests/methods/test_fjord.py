@@ -201,7 +201,7 @@ def test_price_is_the_mean_over_widths_or_both_together() -> None:
     structure = Bench(FjORD()).model.structure
 
     def priced(part: Part, *, distil: bool = False) -> Cost:
-        return work_cost(OrderedDropout(distil), part, lambda one: prices[one.label], structure)
+        return work_cost(OrderedDropout(distil), part, lambda one, samples=None: prices[one.label], structure)
 
     mean = priced(widest)
     assert mean.operations == pytest.approx(200)
