@@ -64,20 +64,32 @@ def test_methods(method: str, images: Path) -> None:
     assert 0 <= run.rounds[0].scores["macro-f1"] <= 1
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("task", "layers"),
+    {
+        "cnn-hapt": ("conv1", 5, "out"),
+        "lstm-shakespeare": ("embedding", 4, "out"),
+        "transformer-shakespeare": ("embedding", 5, "out"),
+        "resnet-cifar10": ("stem.0", 5, "classifier"),
+        "mobilenetv2-cifar10": ("features.0.0", 20, "classifier.1"),
+        "minilm-reuters": ("backbone.embeddings.word_embeddings", 8, "classifier"),
+    }.items(),
+)
 def test_prices_need_neither_data_nor_weights(
-    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, layers: tuple[str, int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDPMT_DATA", str(tmp_path))
-    table = fedpmt.cost(task=task, batch=2, samples=2)
-    assert len(table.depths) == len(table.layers) >= 3
-    assert table.depths[0].operations < table.depths[-1].operations
+    found = api.unfilled_problem(resolve({"task": task, "samples": 2})).model.structure.layers
+    assert (found[0].name, len(found), found[-1].name) == layers
 
 
-def test_a_plan_knows_the_head_alone() -> None:
-    whole = fedpmt.plan(task="mobilenetv2-cifar10", levels="1", samples=2, batch=2).devices[0]
-    head = fedpmt.plan(task="mobilenetv2-cifar10", levels="1", samples=2, batch=2, tune="head").devices[0]
-    assert head.upload_bytes == 4 * 10 * (1280 + 1) < whole.upload_bytes
+def test_cost_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDPMT_DATA", str(tmp_path))
+    costs = fedpmt.cost(task="cnn-hapt")
+    assert (costs.task, len(costs.depths)) == ("cnn-hapt", 5)
+    assert costs.batch == resolve({"task": "cnn-hapt"}).batch
+    plan = fedpmt.plan(task="cnn-hapt", levels="1/2,1", deadline=12)
+    assert [row.depth for row in plan.devices] == [3, 5]
 
 
 def test_every_task_fits_its_data() -> None:
