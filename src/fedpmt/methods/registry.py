@@ -44,6 +44,8 @@ METHODS = {
     "comet": ("fedpmt.methods.comet", "Comet"),
     "fedgkt": ("fedpmt.methods.fedgkt", "FedGKT"),
     "fedgen": ("fedpmt.methods.fedgen", "FedGen"),
+    "fedra": ("fedpmt.methods.fedra", "FedRA"),
+    "flexlora": ("fedpmt.methods.flexlora", "FlexLoRA"),
 }
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedpmt.models.precision import Prefix, computing
 from fedpmt.models.tracing import NoFastPath
 from fedpmt.models.trees import map_tensors, tensors_in
-from fedpmt.parts.part import WHOLE, frozen_prefix, mask, place, take
+from fedpmt.parts.part import WHOLE, frozen_prefix, left_out, mask, place, take
 from fedpmt.pricing.count import OperationCounter, storage_of
 from fedpmt.pricing.footprint import Footprint, Timeline
 from fedpmt.types import SettingError
@@ -87,7 +87,7 @@ def measure(
     local = {name: _local(tensors[name], part, name).clone() for name in structure.tensors}
     for name in trains:
         local[name].requires_grad_()
-    model.set_training([bool(on) for on in mask(structure, part)])
+    model.set_training([bool(on) for on in mask(structure, part)], left_out=left_out(structure, part))
     cut = frozen_prefix(structure, part)
     halves = cut if model.can_cut(cut) else None
     # Dropout draws from torch's global generator: it is put back, so that pricing never changes a run.

@@ -16,10 +16,11 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from fedpmt.models.finding import is_inside
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.models.nets import KERNEL, POOL
 from fedpmt.parts import depth
-from fedpmt.parts.part import WHOLE, Whole, frozen_prefix, local_shape, mask, size
+from fedpmt.parts.part import WHOLE, Whole, frozen_prefix, left_out, local_shape, mask, size
 from fedpmt.pricing import paper
 from fedpmt.pricing.cost import Cost, LayerCost, Memory
 from fedpmt.pricing.measure import BASE, measure, two_samples
@@ -114,7 +115,7 @@ class Price:
         if part.model in self._others:
             cost = self._others[part.model](part)
             return replace(cost, share=self._share(cost))
-        part = part.resident()
+        part = self._typical(part.resident())
         key = self._key(part)
         if key not in self._costs:
             cost = self._price(part)
@@ -248,7 +249,8 @@ class Price:
         gradients = self._bytes(part, self._trained(part))
         # Buffers are copied whether they are trained or not: the forward pass may write to them.
         copies = gradients + self._bytes(part, [name for name in self.structure.buffers if name in part.sent])
-        weights = self.structure.base_bytes + self._bytes(part, part.sent) + copies
+        missing = sum(self._frozen_bytes[place] for place in left_out(self.structure, part))
+        weights = self.structure.base_bytes - missing + self._bytes(part, part.sent) + copies
         cache = prefix_pass = 0
         if measured.prefix is not None:
             cache = math.ceil(self.samples * measured.hidden_bytes)
@@ -266,6 +268,47 @@ class Price:
             prefix_pass,
             measured.step.peak(self.batch),
         )
+
+    @cached_property
+    def _frozen_bytes(self) -> list[int]:
+        """Bytes of the frozen tensors in each layer's own module, which nobody needs who runs without it."""
+        base, stages = self._model.base(), self._model.layout.stages
+        return [
+            sum(one.numel() * one.element_size() for name, one in base.items() if is_inside(name, [stage.name]))
+            for stage in stages
+        ]
+
+    def _typical(self, part: Part) -> Part:
+        """The same number of layers of each kind, those that come first: which ones are left out has no price."""
+        missing = set(left_out(self.structure, part))
+        selections = [*part.sent.values(), *part.trained.values()]
+        if not missing or part.sent.keys() != part.trained.keys() or any(one != WHOLE for one in selections):
+            return part
+        kinds: dict[object, list[int]] = {}
+        for place in range(len(self.structure.layers)):
+            kinds.setdefault(self._layer_kinds[place], []).append(place)
+        kept = [
+            place
+            for places in kinds.values()
+            for place in places[: sum(one not in missing for one in places)]
+        ]
+        layers = [self.structure.layers[place] for place in sorted(kept)]
+        whole = dict.fromkeys((name for layer in layers for name in layer.tensors), WHOLE)
+        return replace(part, sent=whole, trained=whole)
+
+    @cached_property
+    def _layer_kinds(self) -> list[object]:
+        """What two layers must have in common to cost the same: whether one may be left out, operations, shapes."""
+        forward = self._measure(depth.full(self.structure)).forward
+        return [
+            (
+                layer.optional,
+                forward[layer.name],
+                self._frozen_bytes[place],
+                tuple(self.structure.shapes[name] for name in layer.tensors),
+            )
+            for place, layer in enumerate(self.structure.layers)
+        ]
 
     def _bytes(self, part: Part, names: Iterable[str]) -> int:
         return sum(self.structure.bytes_each(name) * math.prod(self._shape(part, name)) for name in names)

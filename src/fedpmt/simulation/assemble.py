@@ -12,6 +12,7 @@ import torch
 from fedpmt import kernels
 from fedpmt.devices.fleet import Fleet, make_fleet
 from fedpmt.models.chain import calls_modules_only
+from fedpmt.models.adapters import find_adapters
 from fedpmt.parts.depth import suffixes
 from fedpmt.pricing.plan import Planner, make_planner
 from fedpmt.pricing.price import Price
@@ -128,9 +129,13 @@ def assemble(
 
 
 def check_fit(settings: Settings, problem: Problem, method: Method[Any, Any]) -> None:
-    """Refuse targets that a method cannot do with."""
+    """Refuse targets and models that a method cannot do with."""
     if method.traits.needs_classes and problem.data.classes is None:
         raise SettingError(f"method = '{settings.method}' needs targets that are classes 0, 1, ...")
+    if method.traits.needs_adapters and not find_adapters(problem.model.structure):
+        raise SettingError(
+            f"method = '{settings.method}' needs a model with LoRA adapters (see fedpmt.lora), and this one has none"
+        )
 
 
 def check_precision(problem: Problem, device: torch.device) -> None:

@@ -225,7 +225,8 @@ def reduces_to_fedavg(subject: Subject) -> None:
         return
     if any(item.name == "server" for item in dataclasses.fields(neutral)):
         neutral = replace(neutral, server=REPLACE)  # the run's setting, apart from the method's own
-    ours, theirs = Bench(neutral), Bench(FedAvg())
+    ours = Bench(neutral)
+    theirs = Bench(FedAvg(), ours.model.clone())
     for index in range(3):
         for bench in (ours, theirs):
             replies = [bench.reply(device, index, count=6 + device) for device in range(3)]

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SMALL: dict[str, Any] = {"devices": 10, "samples": 20, "cohort": 5, "batch": 10, "rounds": 3, "lr": 0.1}
 """Settings of a run that takes a moment."""
 
+ADAPTED = "fedpmt.testing.bench:adapted_images"
+"""The net of methods that need adapters."""
+
 GUESS = 0.1
 """The accuracy of a guess on the embedded data, which has ten classes."""
 
@@ -78,9 +81,8 @@ def same_bits_after_resume(subject: Subject) -> None:
 def learns_with_default_settings(subject: Subject) -> None:
     """On the embedded data, with no setting but the number of rounds, it ends well above a guess."""
     with scratch() as folder:
-        run = api.run(
-            subject.method, out=folder / "run", rounds=subject.rounds, eval_every=4, **subject.settings
-        )
+        given = _fitting(subject, {"rounds": subject.rounds, "eval_every": 4, **subject.settings})
+        run = api.run(subject.method, out=folder / "run", **given)
     result = run.result
     expect(result is not None and result.score is not None, "the run has no result")
     if result is not None and result.score is not None:
@@ -90,7 +92,15 @@ def learns_with_default_settings(subject: Subject) -> None:
 
 
 def _run(subject: Subject, folder: Path, **settings: Any) -> RunRecord:
-    return api.run(subject.in_stages, out=folder, **{**SMALL, **subject.settings, **settings})
+    given = _fitting(subject, {**SMALL, **subject.settings, **settings})
+    return api.run(subject.in_stages, out=folder, **given)
+
+
+def _fitting(subject: Subject, given: dict[str, Any]) -> dict[str, Any]:
+    """Settings with a net that has adapters, where the method needs some."""
+    if not subject.method.traits.needs_adapters:
+        return given
+    return {**given, "task": None, "data": "embedded", "model": ADAPTED}
 
 
 def _weights(subject: Subject, **settings: Any) -> str:

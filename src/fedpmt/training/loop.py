@@ -13,7 +13,7 @@ from fedpmt import kernels
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.models.precision import Prefix, computing
 from fedpmt.models.trees import map_tensors, tensors_in
-from fedpmt.parts.part import frozen_prefix, mask, place, take, within
+from fedpmt.parts.part import frozen_prefix, left_out, mask, place, take, within
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Run
 from fedpmt.training.messages import UPDATE, Reply
 from fedpmt.training.optimizers import clip
@@ -77,7 +77,8 @@ def begin(
     part, model = part or job.part, job.model
     structure = model.structure
     local = local_tensors(job.task, part, structure) if tensors is None else tensors
-    model.set_training([bool(on) for on in mask(structure, part)], norms=not frozen_norms)
+    trained = [bool(on) for on in mask(structure, part)]
+    model.set_training(trained, norms=not frozen_norms, left_out=left_out(structure, part))
     # In the order of the forward pass, so that gradients are always taken in one order.
     params = {
         name: local[name].clone().requires_grad_() for name in structure.parameters if name in part.trained
