@@ -161,15 +161,28 @@ class LayeredModel:
             return 0 < cut < len(self.structure.layers)
         return self._cut(cut) is not None
 
-    def prefix(self, cut: int, tensors: Tensors, inputs: Arrays) -> Arrays:
-        """Run the first `cut` layers in evaluation mode, without a graph, and give what the others need of them."""
+    def prefix(self, cut: int, tensors: Tensors, inputs: Arrays, base: Arrays | None = None) -> Arrays:
+        """Run the first `cut` layers in evaluation mode, without a graph, and give what the others need of them.
+
+        With `base`, what was kept of these samples before the first layer, the base does not run again.
+        """
         with torch.no_grad():
             if self.composable:
                 return self.run(0, cut, tensors, inputs)
             found = self._checked(cut)
             with self._evaluating():
                 self._bind(tensors)
-                return capture(self.module, found, _count(inputs), lambda: self._call(inputs))
+                samples = _count(inputs)
+
+                def run() -> dict[str, Tensor]:
+                    return capture(self.module, found, samples, lambda: self._call(inputs))
+
+                if base is None:
+                    return run()
+                kept: dict[str, Tensor] = replay(
+                    self.module, self._checked(0), base, samples, self.device, run
+                )
+                return kept
 
     def entry(self, kept: Arrays, inputs: Arrays) -> Arrays:
         """What `suffix` takes: what was kept of samples and, unless the model is a chain, the samples themselves."""

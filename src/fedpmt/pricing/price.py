@@ -33,11 +33,17 @@ if TYPE_CHECKING:
     from fedpmt.models.nets import Net
     from fedpmt.models.structure import FrozenPrecision, Layer, TrainedPrecision
     from fedpmt.parts.part import Part
+    from fedpmt.pricing.footprint import Timeline
     from fedpmt.pricing.measure import Measurement
     from fedpmt.types import Arrays
 
 Mode: TypeAlias = Literal["exact", "paper"]
 MODES = ("exact", "paper")
+Keeping: TypeAlias = Literal["auto", "cache", "recompute"]
+
+WORTHWHILE = 0.1
+"""Of the operations of a full step: with less to save, a base's outputs are not worth the memory (an embedding's)."""
+
 Key: TypeAlias = tuple[tuple[object, ...], tuple[object, ...]]
 
 
@@ -45,7 +51,8 @@ class Price:
     """Prices parts of one model for batches of `batch` samples; parts of equal sizes are measured once.
 
     `samples` is the usual |D_k|, the unit of `load`. `cached` says that training keeps the outputs of
-    frozen layers for a whole round; a model that cannot be run in halves never does. `others` are nets that some
+    frozen layers for a whole round; a model that cannot be run in halves never does. `keep_base` says the same of the
+    outputs of a frozen base and the whole run, and `room` how much memory there is for that. `others` are nets that some
     devices have instead, by the name that parts call them; shares are of this one. `precision_seconds` weighs
     operations of a lower precision where they become seconds, and only there.
     """
@@ -58,6 +65,8 @@ class Price:
         batch: int,
         samples: int,
         cached: bool,
+        keep_base: Keeping = "recompute",
+        room: float = math.inf,
         held: int = 0,
         example: Arrays,
         net: Net | None = None,
@@ -76,13 +85,14 @@ class Price:
         self.batch, self.samples = batch, samples  # n^x, |D_k|
         self.cached = cached
         self.held, self.epochs = held, epochs  # numbers that the optimizer holds of each parameter; E
+        self._keep_base, self._room = keep_base, room
         self._precision, self._frozen_precision = precision, frozen_precision
         self._seconds = precision_seconds or {}  # of an operation, relative to fp32's
         self._model = model.clone()
         self._tensors = self._model.initial()
         self._inputs = two_samples(example)
         self._costs: dict[Key, Cost] = {}
-        self._measured: dict[Key, Measurement] = {}
+        self._measured: dict[tuple[Key, bool], Measurement] = {}
         self._others: dict[str, Price] = {}
         for name, other in (others or {}).items():
             if mode == "paper":
@@ -164,7 +174,33 @@ class Price:
         """The operations of a batch before the first layer: those of a frozen base."""
         if not self.structure.base_bytes:
             return 0.0
-        return self.batch * self._measure(depth.suffix(self.structure, 0, "")).forward[BASE]
+        return self.batch * self._measure(depth.full(self.structure), keeps_base=False).forward[BASE]
+
+    @cached_property
+    def keeps_base(self) -> bool:
+        """Whether devices keep over rounds what a frozen base makes of their samples.
+
+        `auto` does where it saves at least a tenth of a full step, and the smallest part leaves room for it.
+        """
+        if self._keep_base == "recompute" or not self.structure.base_bytes or not self._model.can_cut(0):
+            return False
+        if self._keep_base == "cache":
+            return True
+        whole = self._measure(depth.full(self.structure), keeps_base=False)
+        step = sum(whole.forward.values()) + whole.backward
+        if self.base_forward < WORTHWHILE * step * self.batch:
+            return False
+        smallest = depth.suffix(self.structure, len(self.structure.layers) - 1, "")
+        return self._memory(smallest, self._measure(smallest, keeps_base=True)).total <= self._room
+
+    def base_operations(self, samples: int) -> float:
+        """Return the operations that a device takes once, before its first round: the base, where it is kept."""
+        return self.base_forward * samples / self.batch if self.keeps_base else 0.0
+
+    def base_load(self, samples: int) -> float:
+        """Return the same in the unit of `load`."""
+        work = self.base_operations(samples) * self._seconds.get(self._frozen_precision, 1.0)
+        return work / (self._full_operations * self.samples / self.batch)
 
     def _suffixes(self) -> list[Measurement]:
         """What training takes from each layer on, first layer first."""
@@ -228,7 +264,9 @@ class Price:
             error = self.batch * (measured.backward - measured.gradient)
             gradient = self.batch * measured.gradient
             update = float(self._count(part, self._trained(part)))
-        return Cost(prefix, forward, error, gradient, update, share=1.0, memory=self._memory(part, measured))
+        base = self.base_forward if self.keeps_base and self._model.can_cut(cut) else 0.0
+        memory = self._memory(part, measured)
+        return Cost(prefix, forward, error, gradient, update, share=1.0, memory=memory, base=base)
 
     def _sustained(self, cost: Cost) -> float:
         if self.mode == "paper":
@@ -252,13 +290,14 @@ class Price:
         missing = sum(self._frozen_bytes[place] for place in left_out(self.structure, part))
         weights = self.structure.base_bytes - missing + self._bytes(part, part.sent) + copies
         cache = prefix_pass = 0
-        if measured.prefix is not None:
-            cache = math.ceil(self.samples * measured.hidden_bytes)
-            # The first chunk's output is the cache, or says how large it is to be; the others are run while it is held.
-            first, others = min(PREFIX_BATCH, self.samples), min(PREFIX_BATCH, self.samples - PREFIX_BATCH)
-            prefix_pass = measured.prefix.peak(first)
-            if others > 0:
-                prefix_pass = max(prefix_pass, cache + measured.prefix.peak(others))
+        for running, each in (
+            (measured.base, measured.base_bytes),
+            (measured.prefix, measured.hidden_bytes),
+        ):
+            if running is not None:
+                kept, peak = self._keep(running, each)
+                prefix_pass = max(prefix_pass, cache + peak)
+                cache += kept
         return Memory(
             weights,
             gradients,
@@ -268,6 +307,14 @@ class Price:
             prefix_pass,
             measured.step.peak(self.batch),
         )
+
+    def _keep(self, running: Timeline, each: float) -> tuple[int, int]:
+        """Bytes of what frozen layers make of all samples, and the most held while they run."""
+        kept = math.ceil(self.samples * each)
+        # The first chunk's output is what is kept, or says how large it is to be; the others are run while it is held.
+        first, others = min(PREFIX_BATCH, self.samples), min(PREFIX_BATCH, self.samples - PREFIX_BATCH)
+        peak = running.peak(first)
+        return kept, max(peak, kept + running.peak(others)) if others > 0 else peak
 
     @cached_property
     def _frozen_bytes(self) -> list[int]:
@@ -328,8 +375,9 @@ class Price:
             departures=paper.PRINTED[net.name],
         )
 
-    def _measure(self, part: Part) -> Measurement:
-        key = self._key(part)
+    def _measure(self, part: Part, *, keeps_base: bool | None = None) -> Measurement:
+        keeps = self.keeps_base if keeps_base is None else keeps_base
+        key = self._key(part), keeps
         if key not in self._measured:
             self._measured[key] = measure(
                 self._model,
@@ -337,6 +385,7 @@ class Price:
                 part,
                 self._inputs,
                 cached=self.cached,
+                keeps_base=keeps,
                 precision=self._precision,
                 frozen_precision=self._frozen_precision,
             )

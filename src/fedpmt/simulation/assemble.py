@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,14 +40,16 @@ if TYPE_CHECKING:
     from fedpmt.settings import Settings
 
 
-def make_price(settings: Settings, problem: Problem) -> Price:
-    """What parts of this model cost under these settings."""
+def make_price(settings: Settings, problem: Problem, room: float = math.inf) -> Price:
+    """What parts of this model cost under these settings; `room` is the memory that every device has."""
     return Price(
         problem.model,
         mode=settings.mode,
         batch=settings.batch,
         samples=settings.samples,
         cached=settings.keeps_prefix,
+        keep_base=settings.prefix,
+        room=room,
         held=(problem.optimizer or make_optimizer(settings)).held,
         example=problem.example(),
         net=problem.net,
@@ -63,7 +66,7 @@ def plan(
 ) -> Planner:
     """Who trains what; with a method, prices know what its local work adds to a part."""
     structure = problem.model.structure
-    price = make_price(settings, problem)
+    price = make_price(settings, problem, math.inf if fleet.memories is None else float(fleet.memories.min()))
     structures = {name: model.structure for name, model in problem.models.items()}
     extra = None if method is None else extra_of(method, price, structures)
     masks = suffixes(structure, settings.depths or problem.depths)

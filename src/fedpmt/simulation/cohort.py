@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from fedpmt.devices.fleet import drifted
+from fedpmt.parts.part import GLOBAL
 from fedpmt.resources import ROUNDING, Resources
 from fedpmt.settings import parse_drift
 from fedpmt.training.messages import Client, Task
@@ -110,12 +111,10 @@ class Assignment:
     bytes_up: int
     able: bool = True  # whether the part fits into the device's memory
     base_bytes: int = 0  # what it downloads before, once: the model's frozen base
+    base_operations: float = 0.0  # what it computes before, once: the base's outputs, where these are kept
+    base_seconds: float = 0.0  # of both, which `seconds` don't contain
+    base_transfer: float = 0.0  # of these seconds, on the link
     reason: str = ""  # why its reply did not count, where somebody said
-
-    @property
-    def base_seconds(self) -> float:
-        """Seconds on the link before it begins with its task, which `seconds` don't contain."""
-        return self.base_bytes / self.device.downlink
 
 
 def assign(federation: Federation, progress: Progress, device: Device, round_: Round) -> Assignment:
@@ -173,16 +172,30 @@ def account(
 
 
 def send_base(
-    federation: Federation, progress: Progress, assignments: Sequence[Assignment]
+    federation: Federation, progress: Progress, assignments: Sequence[Assignment], *, travels: bool = True
 ) -> list[Assignment]:
-    """Let devices that are asked for the first time download the base of their model."""
-    structures, holders = federation.planner.structures, progress.holders or {}
+    """Let devices that are asked for the first time download the base of their model, and run it where that is kept.
+
+    Without `travels` they have it already, and only the operations count.
+    """
+    holders = progress.holders or {}
     return [
-        replace(one, base_bytes=structures[one.part.model].base_bytes)
-        if one.able and one.device.id not in holders
-        else one
+        _prepare(federation, one, travels=travels) if one.able and one.device.id not in holders else one
         for one in assignments
     ]
+
+
+def _prepare(federation: Federation, one: Assignment, *, travels: bool) -> Assignment:
+    planner, kept = federation.planner, one.part.model == GLOBAL
+    work = planner.price.base_operations(one.samples) if kept else 0.0
+    if not travels:
+        return replace(one, base_operations=work)
+    size = planner.structures[one.part.model].base_bytes
+    transfer = size / one.device.downlink
+    seconds = transfer + (planner.times.preparing(one.device, one.samples) if work else 0.0)
+    return replace(
+        one, base_bytes=size, base_operations=work, base_seconds=seconds, base_transfer=transfer
+    )
 
 
 def steps_asked(federation: Federation, task: Task, samples: int) -> int:
@@ -214,8 +227,8 @@ def settle(
     and the round ends there, or sooner when all have arrived. Of an over-selected cohort the first
     `wanted` replies count. A device that fails is waited for as if it would still come.
 
-    `base` are the seconds in which each device downloads the base before it begins. A deadline counts from then on:
-    else a slow link would keep a device out for good.
+    `base` are the seconds in which each device downloads the base before it begins, and runs it if it keeps what comes
+    out. A deadline counts from then on: else a slow link would keep a device out for good.
 
     >>> settle([23.0, 26.4, 10.0], [False] * 3, deadline=26.5, wanted=3)
     Verdict(outcomes=('arrived', 'arrived', 'arrived'), round_seconds=26.4)
