@@ -63,6 +63,11 @@ def method_names() -> list[str]:
     return [*METHODS, *(name for name in _offered() if name not in METHODS)]
 
 
+def general_methods() -> list[str]:
+    """Return the names of the library's methods that need nothing special of a model, such as adapters."""
+    return [name for name in METHODS if not method_class(name)().traits.needs_adapters]
+
+
 def method_class(name: str) -> MethodClass:
     """Find the class of a method.
 

@@ -234,7 +234,8 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
 def _named(key: str, name: str, paths: Sequence[str]) -> list[str]:
     found = [path for path in paths if path == name or path.endswith(f".{name}")]
     if not found:
-        raise SettingError.unknown(key, name, [*paths, *dict.fromkeys(p.rpartition(".")[2] for p in paths)])
+        ends = dict.fromkeys(path.rpartition(".")[2] for path in paths)
+        raise SettingError.unknown(key, name, [end for end in ends if not end.isdigit()] or paths)
     return found
 
 
