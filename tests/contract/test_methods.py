@@ -27,7 +27,7 @@ QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 20}}
 """What spares time on a bench, where a server without a cap would work for long."""
 
 NO_FEDAVG = {"comet", "fedgkt", "flexlora"}
-"""Methods that average no weights, or not as they are, and so are FedAvg under no settings; they have reductions of their own."""
+"""Methods that do not average weights, and so are FedAvg under no settings; their own tests have their reductions."""
 
 
 def subject(name: str, *, quick: bool = True) -> Subject:

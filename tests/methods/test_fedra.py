@@ -54,7 +54,8 @@ def test_a_device_trains_the_net_without_the_blocks_that_it_did_not_draw() -> No
     seeds = bench.round(index).rng
     data = samples(8, seed=device)
     alone, _ = train(
-        LocalWork(), Job(site, task, task.offer[0], None, data, lambda purpose: seeds(purpose, device), device)
+        LocalWork(),
+        Job(site, task, task.offer[0], None, data, lambda purpose: seeds(purpose, device), device),
     )
     names = dict(zip(reply.update, alone.update, strict=True))
     assert [name.partition(".")[0] for name in reply.update] == ["3"] * 2 + ["7"] * 2 + ["9"] * 2

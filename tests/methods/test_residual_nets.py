@@ -14,7 +14,7 @@ from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.feddrop import FedDrop
 from fedpmt.methods.fjord import FjORD
 from fedpmt.methods.heterofl import HeteroFL
-from fedpmt.methods.registry import general_methods, create
+from fedpmt.methods.registry import create, general_methods
 from fedpmt.methods.slimfl import SlimFL
 from fedpmt.models.layered import layered
 from fedpmt.parts.part import size as size_of

@@ -1,5 +1,5 @@
-"""FlexLoRA: Bai et al., "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources",
-2024.
+"""FlexLoRA: Bai et al., "Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
+Resources", 2024.
 
 Fine-tuning with adapters of different ranks: a device gets the leading r_k of r components of each adapter. The mean of
 the factors A and B is not the mean of what they do, so the server averages the products and divides them up again:
@@ -18,7 +18,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpmt.methods.averaging import Averaged, MeanFold, Weight, send, weight_of
-from fedpmt.methods.base import Fold, Gather, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
+from fedpmt.methods.base import (
+    Fold,
+    Gather,
+    Method,
+    Predictor,
+    Round,
+    Server,
+    Setup,
+    Step,
+    Traits,
+    acts,
+    require,
+)
 from fedpmt.models.adapters import find_adapters, find_factors
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL, WHOLE, Indices, Part, Selection
@@ -30,8 +42,8 @@ from fedpmt.training.messages import UPDATE, Client, Reply, Task
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedpmt.models.structure import Structure
     from fedpmt.models.adapters import Adapter
+    from fedpmt.models.structure import Structure
 
 RANK_BYTES = 2
 

@@ -56,9 +56,7 @@ def arrange(
         place: [n for n in parameters if owners.all[n] == place and parameters[n].requires_grad]
         for place in range(len(stages))
     }
-    averaged = {
-        place: [n for n in owners.buffers if owners.all[n] == place] for place in range(len(stages))
-    }
+    averaged = {place: [n for n in owners.buffers if owners.all[n] == place] for place in range(len(stages))}
     held = {place: [*trained[place], *averaged[place]] for place in trained}
     returned = {} if trace is None else _find_optional(stages, trace, held)
     layers = tuple(

@@ -104,8 +104,8 @@ def merge_lora(module: nn.Module) -> nn.Module:
 class LoraLinear(nn.Linear):
     """A linear layer with an adapter; made of another layer, whose tensors it takes over."""
 
-    lora_A: nn.Parameter
-    lora_B: nn.Parameter
+    lora_A: nn.Parameter  # noqa: N815 (its published name)
+    lora_B: nn.Parameter  # noqa: N815
     scale: float
 
     @classmethod
@@ -136,8 +136,8 @@ class LoraLinear(nn.Linear):
 class LoraConv2d(nn.Conv2d):
     """A convolution of one group with an adapter: A has its kernel, B looks at single positions."""
 
-    lora_A: nn.Parameter
-    lora_B: nn.Parameter
+    lora_A: nn.Parameter  # noqa: N815 (its published name)
+    lora_B: nn.Parameter  # noqa: N815
     scale: float
 
     @classmethod
@@ -179,7 +179,7 @@ def _drawn(shape: tuple[int, ...], inputs: int, rng: torch.Generator) -> Tensor:
 
 def _adapt(layer: nn.Module, path: str, rank: int, alpha: float, rng: torch.Generator) -> nn.Module:
     kind = LoraLinear if isinstance(layer, nn.Linear) else LoraConv2d
-    matrix = layer.weight.flatten(1)  # type: ignore[operator,union-attr]
+    matrix = layer.weight.flatten(1)  # type: ignore[operator]
     if not 1 <= rank <= min(matrix.shape):
         raise SettingError(f"rank must be from 1 to {min(matrix.shape)} in '{path}' (got {rank})")
     return kind.around(layer, rank, alpha, rng)  # type: ignore[arg-type]
@@ -190,7 +190,9 @@ def _find_heads(module: nn.Module, head: Sequence[str] | str | None) -> list[str
     modules = dict(module.named_modules())
     if head is not None:
         return [
-            path for name in _listed(head) for path in _named("head", name, [path for path in modules if path])
+            path
+            for name in _listed(head)
+            for path in _named("head", name, [path for path in modules if path])
         ]
     last = next((path for path in reversed(modules) if isinstance(modules[path], nn.Linear)), None)
     if last is None:
@@ -200,9 +202,7 @@ def _find_heads(module: nn.Module, head: Sequence[str] | str | None) -> list[str
     return [last] if sum(one is weight for one in uses) == 1 else []
 
 
-def _find_targets(
-    module: nn.Module, targets: Sequence[str] | str | None, heads: Sequence[str]
-) -> list[str]:
+def _find_targets(module: nn.Module, targets: Sequence[str] | str | None, heads: Sequence[str]) -> list[str]:
     """The layers that get an adapter, in the order in which the module has them."""
     layers = {
         path: child for path, child in _layers(module) if not any(_inside(path, head) for head in heads)
@@ -222,9 +222,7 @@ def _find_targets(
 
 def _layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Layers that can have an adapter; not those whose weights are read by the module around them."""
-    hidden = {
-        id(child.out_proj) for child in module.modules() if isinstance(child, nn.MultiheadAttention)
-    }
+    hidden = {id(child.out_proj) for child in module.modules() if isinstance(child, nn.MultiheadAttention)}
     for path, child in module.named_modules():
         plain = type(child) is nn.Linear or (type(child) is nn.Conv2d and child.groups == 1)
         if path and plain and id(child) not in hidden:

@@ -82,8 +82,9 @@ class Cost:
         frozen: float = 1.0,
         trained: float = 1.0,
     ) -> float:
-        """The work of one local round; a cached prefix runs once per round instead of once per epoch, a kept base never.
+        """The work of one local round; a cached prefix runs once per round instead of once per epoch.
 
+        A base whose outputs are kept has run before, once.
         Operations of the `frozen` prefix, and those of the forward and backward pass of the other layers, may
         count for less: where they are computed in fewer bits.
         """

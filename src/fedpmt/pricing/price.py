@@ -52,7 +52,7 @@ class Price:
 
     `samples` is the usual |D_k|, the unit of `load`. `cached` says that training keeps the outputs of
     frozen layers for a whole round; a model that cannot be run in halves never does. `keep_base` says the same of the
-    outputs of a frozen base and the whole run, and `room` how much memory there is for that. `others` are nets that some
+    outputs of a frozen base and the whole run, and `room` how much memory there is. `others` are nets that some
     devices have instead, by the name that parts call them; shares are of this one. `precision_seconds` weighs
     operations of a lower precision where they become seconds, and only there.
     """
@@ -321,7 +321,11 @@ class Price:
         """Bytes of the frozen tensors in each layer's own module, which nobody needs who runs without it."""
         base, stages = self._model.base(), self._model.layout.stages
         return [
-            sum(one.numel() * one.element_size() for name, one in base.items() if is_inside(name, [stage.name]))
+            sum(
+                one.numel() * one.element_size()
+                for name, one in base.items()
+                if is_inside(name, [stage.name])
+            )
             for stage in stages
         ]
 

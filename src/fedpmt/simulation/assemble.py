@@ -12,8 +12,8 @@ import torch
 
 from fedpmt import kernels
 from fedpmt.devices.fleet import Fleet, make_fleet
-from fedpmt.models.chain import calls_modules_only
 from fedpmt.models.adapters import find_adapters
+from fedpmt.models.chain import calls_modules_only
 from fedpmt.parts.depth import suffixes
 from fedpmt.pricing.plan import Planner, make_planner
 from fedpmt.pricing.price import Price

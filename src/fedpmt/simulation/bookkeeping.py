@@ -77,9 +77,7 @@ def record_device(federation: Federation, one: Assignment, outcome: Outcome) -> 
 
 def add_holders(progress: Progress, assignments: Sequence[Assignment]) -> dict[int, int] | None:
     """Who has the base after this round: everybody it was ever sent to."""
-    sent = {
-        one.device.id: progress.rounds for one in assignments if one.base_bytes or one.base_operations
-    }
+    sent = {one.device.id: progress.rounds for one in assignments if one.base_bytes or one.base_operations}
     return {**(progress.holders or {}), **sent} if sent else progress.holders
 
 

@@ -193,9 +193,7 @@ def _prepare(federation: Federation, one: Assignment, *, travels: bool) -> Assig
     size = planner.structures[one.part.model].base_bytes
     transfer = size / one.device.downlink
     seconds = transfer + (planner.times.preparing(one.device, one.samples) if work else 0.0)
-    return replace(
-        one, base_bytes=size, base_operations=work, base_seconds=seconds, base_transfer=transfer
-    )
+    return replace(one, base_bytes=size, base_operations=work, base_seconds=seconds, base_transfer=transfer)
 
 
 def steps_asked(federation: Federation, task: Task, samples: int) -> int:
