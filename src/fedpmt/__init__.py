@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from fedpmt.api import compare as compare
     from fedpmt.api import run as run
+    from fedpmt.devices.rows import Device as Device
     from fedpmt.methods.averaging import Composed as Composed
     from fedpmt.methods.averaging import PartAveraging as PartAveraging
     from fedpmt.methods.base import Method as Method
@@ -47,8 +48,15 @@ if TYPE_CHECKING:
     from fedpmt.prices import plan as plan
     from fedpmt.records import RoundRecord as RoundRecord
     from fedpmt.records import RunRecord as RunRecord
-    from fedpmt.records import read_run as read_run
     from fedpmt.resources import Resources as Resources
+    from fedpmt.runs import Run as Run
+    from fedpmt.runs import Runs as Runs
+    from fedpmt.runs import read_run as read_run
+    from fedpmt.simulation.callbacks import MLflow as MLflow
+    from fedpmt.simulation.callbacks import RoundEnd as RoundEnd
+    from fedpmt.simulation.callbacks import TensorBoard as TensorBoard
+    from fedpmt.simulation.callbacks import WandB as WandB
+    from fedpmt.training.batches import PerSample as PerSample
     from fedpmt.training.local import LocalWork as LocalWork
     from fedpmt.training.server import SGD as SGD
     from fedpmt.training.server import Adagrad as Adagrad
@@ -56,9 +64,11 @@ if TYPE_CHECKING:
     from fedpmt.training.server import Momentum as Momentum
     from fedpmt.training.server import Yogi as Yogi
     from fedpmt.types import SettingError as SettingError
+    from fedpmt.types import Stop as Stop
 
 _HOMES = {
     "fedpmt.api": ("compare", "run"),
+    "fedpmt.devices.rows": ("Device",),
     "fedpmt.methods.averaging": ("Composed", "PartAveraging"),
     "fedpmt.methods.base": ("Method", "Traits"),
     "fedpmt.methods.comet": ("Comet",),
@@ -82,11 +92,14 @@ _HOMES = {
     "fedpmt.models.lora": ("lora", "merge_lora"),
     "fedpmt.models.structure": ("Axis",),
     "fedpmt.prices": ("cost", "layers", "plan"),
-    "fedpmt.records": ("RoundRecord", "RunRecord", "read_run"),
+    "fedpmt.records": ("RoundRecord", "RunRecord"),
     "fedpmt.resources": ("Resources",),
+    "fedpmt.training.batches": ("PerSample",),
+    "fedpmt.runs": ("Run", "Runs", "read_run"),
+    "fedpmt.simulation.callbacks": ("MLflow", "RoundEnd", "TensorBoard", "WandB"),
     "fedpmt.training.local": ("LocalWork",),
     "fedpmt.training.server": ("SGD", "Adagrad", "Adam", "Momentum", "Yogi"),
-    "fedpmt.types": ("SettingError",),
+    "fedpmt.types": ("SettingError", "Stop"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -98,6 +111,7 @@ __all__ = [
     "Axis",
     "Comet",
     "Composed",
+    "Device",
     "FedAvg",
     "FedDF",
     "FedDrop",
@@ -112,18 +126,26 @@ __all__ = [
     "FlexLoRA",
     "HeteroFL",
     "LocalWork",
+    "MLflow",
     "Method",
     "Momentum",
     "PartAveraging",
+    "PerSample",
     "Proximal",
     "PruneFL",
     "Resources",
+    "RoundEnd",
     "RoundRecord",
+    "Run",
     "RunRecord",
+    "Runs",
     "Scaffold",
     "SettingError",
     "SlimFL",
+    "Stop",
+    "TensorBoard",
     "Traits",
+    "WandB",
     "Yogi",
     "compare",
     "cost",

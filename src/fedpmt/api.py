@@ -10,15 +10,15 @@ import dataclasses
 import hashlib
 import re
 import shutil
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from fedpmt import records
-from fedpmt.data.registry import is_function, with_samples
+from fedpmt.data.registry import is_own, with_samples
 from fedpmt.methods.registry import (
     METHODS,
     create,
@@ -29,28 +29,34 @@ from fedpmt.methods.registry import (
     short_name,
     typed_options,
 )
-from fedpmt.records import ACCURACY, RoundRecord, RunRecord, check_target, read_run
-from fedpmt.settings import RunSettings, Settings, resolve
-from fedpmt.simulation.runner import exclusive, open_folder, simulate
+from fedpmt.models.nets import NETS, net
+from fedpmt.models.tasks import PRETRAINED, RANDOM, TASKS
+from fedpmt.progress import show_progress
+from fedpmt.records import ACCURACY, RunRecord, check_target
+from fedpmt.runs import Run, Runs, Scratch, read_run, resumable
+from fedpmt.settings import OWN_TASK, RunSettings, Settings, resolve
+from fedpmt.simulation.callbacks import OnRound, call_each
+from fedpmt.simulation.runner import exclusive, is_finished, open_folder, simulate
 from fedpmt.training.optimizers import Custom, Optimizer
 from fedpmt.training.server import make_server, server_settings
-from fedpmt.types import Arrays, SettingError
+from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from fedpmt.data.clients import Collate, Source
+    from fedpmt.data.datasets import LoadedDataset
     from fedpmt.methods.base import Method
     from fedpmt.models.axes.declared import Declared
     from fedpmt.simulation.problem import Problem
+    from fedpmt.training.batches import Transform
     from fedpmt.training.objective import Loss, Objective
     from fedpmt.training.ready_made import Metrics, Score
 
-OWN_DATA, OWN_TASK = "arrays", "own"
+OWN_DATA = "arrays"
 CUSTOM = "custom"
 SHARED = ("depths", "splitting", "server")
 """Fields of a method that are settings of the run: its value there, where it has such a field."""
-
-OnRound = Callable[[RoundRecord], None]
 
 Layers: TypeAlias = Sequence[str | Sequence[str]]
 """Layers in the order of the forward pass, by the paths of their modules; or one text with commas between them."""
@@ -65,15 +71,20 @@ class Request:
     problem: Callable[[], Problem]
 
 
-Watch = Callable[[Request, Path], AbstractContextManager[tuple[Callable[[], None] | None, OnRound | None]]]
+Watch = Callable[[Request, Path], AbstractContextManager[tuple[Callable[[], None] | None, OnRound]]]
 
 
 def run(
     method: str | Method[Any, Any] = "fedpmt",
     *,
     model: nn.Module | str | None = None,
-    train: tuple[Arrays, Arrays] | None = None,
-    test: tuple[Arrays, Arrays] | None = None,
+    train: Source | None = None,
+    test: Source | None = None,
+    clients: Source | str | None = None,
+    client: str | Sequence[Any] | None = None,
+    label: str | None = None,
+    collate: Collate | None = None,
+    transform: Transform | None = None,
     layers: Layers | None = None,
     axes: Declared | None = None,
     loss: Loss | None = None,
@@ -82,9 +93,10 @@ def run(
     maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_round: OnRound | None = None,
+    on_round: OnRound | Sequence[OnRound] = (),
+    progress: bool | None = None,
     **settings: Unpack[RunSettings],
-) -> RunRecord:
+) -> Run:
     """Run one method and return its record.
 
     Without `model` a paper task is run (`task=`, `data=`). All settings of the command line are keywords.
@@ -93,9 +105,20 @@ def run(
         method: A method's name, or a value such as `fedpmt.FedPMT(server=fedpmt.Momentum(0.9, lr=0.3))`.
         model: Any `nn.Module`; its own weights are where training starts. Or the name of a function that returns it,
             as `package.module:function`, which is called with torch's generator set to the run's seed.
-        train: Inputs and targets of all devices; inputs may be a dict of arrays, which the module gets as keywords.
+        train: The samples of all devices, which `partition=` splits: (inputs, targets), where inputs may be a dict of
+            arrays, which the module gets as keywords; a dict of arrays with the targets in it; a pandas frame; a
+            Hugging Face data set; or a torch data set with `len` and `[index]`, which is read batch by batch.
             Without them `data=` names a data set, or a function that returns both as `(train, test)`.
-        test: The same for the test set.
+        test: The same for the test set; with `clients` also {client: its own test samples}. Not needed where devices
+            keep a share of their own, `held_out=`.
+        clients: Each client's own samples instead of `train`: {name: samples} or a list of samples, in any of the forms
+            above and of any sizes, one device each. Or one set of samples, with `client`.
+        client: The column that names the owner of each sample; or a list with the owner of each.
+        label: The column, or key, of the targets. Default: the first of label, labels, target, targets, y.
+        collate: Makes a batch, (inputs, targets) or a dict, of a list of items; for text and other ragged samples.
+        transform: Augments the inputs of a training batch: `transform(inputs)` or `transform(inputs, generator)`, where
+            the torch generator, and torch's global one, depend on seed, round and device alone; for a function of one
+            sample, `fedpmt.PerSample(function)`. Outputs of frozen layers are then not kept.
         layers: The module's layers in the order of the forward pass, where they are not plain to see.
         axes: For methods that cut by width, where the channels can't be found: for each tensor that is cut, the name of
             a group of channels for each of its axes, or None where it stays whole.
@@ -107,14 +130,17 @@ def run(
             Default: that of the objective.
         metrics: More of them by name, recorded as `scores`; or a list of names.
         maximize: Whether a higher score is better, e.g. for `target`; default: yes, but for names like "mse".
-        out: The folder of the records; default: a new temporary folder.
-        resume: Whether to continue the run in that folder.
-        on_round: Called with the record of each round.
+        out: The folder of the records; default: a temporary folder, which is removed together with the returned value.
+        resume: Whether to continue the run in that folder. More `rounds` than it was begun with extend it.
+        on_round: A function, or several, called with the record of each round, which has the run's `folder` and the
+            `weights`, too (`fedpmt.RoundEnd`). It may raise `fedpmt.Stop` to end the run after this round.
+        progress: Whether to show progress; default: on a terminal and in a notebook.
         **settings: See `fedpmt run --help`. `optimizer` may also be a function `params -> torch.optim.Optimizer`, and
-            `schedule` a function `round -> rate`.
+            `schedule` a function `round -> rate`. `fleet` may be a list of `fedpmt.Device` values, speeds or dicts, or
+            a data frame; `availability_trace` and `speed_trace` a list of dicts or a data frame (docs/fleets.md).
 
     Returns:
-        Settings, rounds and result of the run.
+        Settings, rounds and result of the run, with `frame()`, `plot()` and `model(module)`.
 
     Raises:
         SettingError: Where a setting or an input cannot be used; before anything is trained.
@@ -125,12 +151,15 @@ def run(
         >>> record.result.rounds
         1
     """
-    request = make_request(
-        method,
-        settings,
+    own = Own(
         model=model,
         train=train,
         test=test,
+        clients=clients,
+        client=client,
+        label=label,
+        collate=collate,
+        transform=transform,
         layers=layers,
         axes=axes,
         loss=loss,
@@ -138,8 +167,12 @@ def run(
         metrics=metrics,
         maximize=maximize,
     )
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-")) / "run"
-    return start(request, folder, resume=resume, on_round=on_round)
+    request = make_request(method, with_kept_rounds(settings, out, resume=resume), own)
+    scratch = Scratch() if out is None else None
+    folder = scratch.folder / "run" if scratch is not None else Path(str(out))
+    with resumable(folder, scratch), _watched(request, progress) as (_, watching):
+        found = start(request, folder, resume=resume, on_round=call_each([watching, *_callbacks(on_round)]))
+    return found.held_by(scratch)
 
 
 def compare(
@@ -147,8 +180,13 @@ def compare(
     *,
     seeds: Sequence[int] = (0,),
     model: nn.Module | str | None = None,
-    train: tuple[Arrays, Arrays] | None = None,
-    test: tuple[Arrays, Arrays] | None = None,
+    train: Source | None = None,
+    test: Source | None = None,
+    clients: Source | str | None = None,
+    client: str | Sequence[Any] | None = None,
+    label: str | None = None,
+    collate: Collate | None = None,
+    transform: Transform | None = None,
     layers: Layers | None = None,
     axes: Declared | None = None,
     loss: Loss | None = None,
@@ -157,10 +195,11 @@ def compare(
     maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_round: OnRound | None = None,
+    on_round: OnRound | Sequence[OnRound] = (),
+    progress: bool | None = None,
     watch: Watch | None = None,
     **settings: Unpack[RunSettings],
-) -> list[RunRecord]:
+) -> Runs:
     """Run several methods on the same data, fleet and seeds, and return their records.
 
     All runs are checked before the first one starts. Arguments are those of `run`; each run's folder lies in `out`.
@@ -169,7 +208,11 @@ def compare(
         methods: Names or values.
         seeds: Each method is run once with each of them.
         watch: Called with each request and its folder; the context it gives lasts as long as the run, and yields
-            two functions: one to call when the run really starts, and one for the record of each round.
+            two functions: one to call when the run really starts, and one for the record of each round. It takes the
+            place of `progress`.
+
+    Returns:
+        A list of runs, with `frame()` and `plot()` of all of them.
 
     Example:
         >>> import fedpmt
@@ -177,14 +220,15 @@ def compare(
         >>> [run.result.method for run in runs]
         ['fedpmt', 'fedavg']
     """
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedpmt-"))
-    requests = compare_requests(
-        methods,
-        seeds,
-        settings,
+    own = Own(
         model=model,
         train=train,
         test=test,
+        clients=clients,
+        client=client,
+        label=label,
+        collate=collate,
+        transform=transform,
         layers=layers,
         axes=axes,
         loss=loss,
@@ -192,16 +236,46 @@ def compare(
         metrics=metrics,
         maximize=maximize,
     )
-    runs = []
-    for name, request in requests:
-        context = contextlib.nullcontext((None, on_round)) if watch is None else watch(request, folder / name)
-        with context as (started, played):
-            runs.append(start(request, folder / name, resume=resume, on_round=played, on_start=started))
+    requests = compare_requests(methods, seeds, with_kept_rounds(settings, out, resume=resume), own)
+    scratch, runs = Scratch() if out is None else None, Runs()
+    folder = scratch.folder if scratch is not None else Path(str(out))
+    with resumable(folder, scratch):
+        for name, request in requests:
+            context = _watched(request, progress) if watch is None else watch(request, folder / name)
+            with context as (on_start, watching):
+                called = call_each([watching, *_callbacks(on_round)])
+                found = start(request, folder / name, resume=resume, on_round=called, on_start=on_start)
+            runs.append(found.held_by(scratch))
     return runs
 
 
+@contextlib.contextmanager
+def _watched(request: Request, progress: bool | None) -> Iterator[tuple[None, OnRound]]:
+    settings = request.settings
+    with show_progress(f"{settings.method}, seed {settings.seed}", settings.rounds, shown=progress) as show:
+        yield None, show
+
+
+def _callbacks(given: OnRound | Sequence[OnRound]) -> Sequence[OnRound]:
+    return given if isinstance(given, Sequence) else [given]
+
+
+def with_kept_rounds(
+    settings: Mapping[str, Any], out: str | Path | None, *, resume: bool
+) -> Mapping[str, Any]:
+    """Settings with the rounds of the run that is resumed, or of the first of several, where none are given."""
+    if not resume or out is None or settings.get("rounds") is not None:
+        return settings
+    configs = [Path(out) / records.CONFIG, *sorted(Path(out).glob(f"*/{records.CONFIG}"))]
+    stored = next((records.read_config(path.parent) for path in configs if path.exists()), None)
+    return settings if stored is None else {**settings, "rounds": stored.get("rounds")}
+
+
 def compare_requests(
-    methods: Sequence[str | Method[Any, Any]], seeds: Sequence[int], settings: Mapping[str, Any], **own: Any
+    methods: Sequence[str | Method[Any, Any]],
+    seeds: Sequence[int],
+    settings: Mapping[str, Any],
+    own: Own | None = None,
 ) -> list[tuple[str, Request]]:
     """Check all runs of a comparison; each with the name of its folder."""
     names = [one if isinstance(one, str) else name_of(one) for one in methods]
@@ -212,35 +286,57 @@ def compare_requests(
     for seed in seeds:
         for position, (name, method) in enumerate(zip(names, methods, strict=True)):
             mine = options_for(name, options, names)
-            request = make_request(method, {**given, "options": mine, "seed": seed}, **own)
+            request = make_request(method, {**given, "options": mine, "seed": seed}, own)
             number = f"{position + 1}-" if names.count(name) > 1 else ""
             found.append((f"{number}{slug(name)}-seed{seed}", request))
     return found
 
 
+@dataclass(frozen=True)
+class Own:
+    """What a user brings along, as arguments of `run`."""
+
+    model: nn.Module | str | None = None
+    train: Source | None = None
+    test: Source | None = None
+    clients: Source | str | None = None
+    client: str | Sequence[Any] | None = None
+    label: str | None = None
+    collate: Collate | None = None
+    transform: Transform | None = None
+    layers: Layers | None = None
+    axes: Declared | None = None
+    loss: Loss | None = None
+    metric: Score | None = None
+    metrics: Metrics | None = None
+    maximize: bool | None = None
+
+    @cached_property
+    def samples(self) -> LoadedDataset | None:
+        """The samples, read once for all runs of a comparison; None where there are none."""
+        from fedpmt.data.clients import Reader, read_clients, read_dataset
+
+        reader = Reader(self.client, self.label, self.collate)
+        if self.clients is not None:
+            return read_clients(self.clients, self.test, reader)
+        return None if self.train is None else read_dataset(self.train, self.test, reader)
+
+
 def make_request(
-    method: str | Method[Any, Any],
-    settings: Mapping[str, Any],
-    *,
-    model: nn.Module | str | None = None,
-    train: tuple[Arrays, Arrays] | None = None,
-    test: tuple[Arrays, Arrays] | None = None,
-    layers: Layers | None = None,
-    axes: Declared | None = None,
-    loss: Loss | None = None,
-    metric: Score | None = None,
-    metrics: Metrics | None = None,
-    maximize: bool | None = None,
+    method: str | Method[Any, Any], settings: Mapping[str, Any], own: Own | None = None
 ) -> Request:
     """Resolve and check everything that can be known before torch or data is loaded, then look at a user's model."""
-    given, model = with_model(settings, model, layers)
-    given = given if model is None and train is None else _with_data(given, model, train, test)
+    own = own or Own()
+    given, model = with_model(settings, own.model, own.layers)
+    given, own = _with_samples(given, model, own)
     given, optimizer, rate = own_training(given)
-    given["objective"] = _objective_of(given.get("objective"), loss)
-    scored = (metric, metrics, maximize) != (None, None, None) or given["objective"] != "classification"
-    if model is None and axes is not None:
+    given["objective"] = _objective_of(given.get("objective"), own.loss)
+    given = _with_transform(given, own)
+    scored = (own.metric, own.metrics, own.maximize) != (None, None, None)
+    of_paper = model is None and given.get("task") not in TASKS
+    if of_paper and own.axes is not None:
         raise SettingError("axes needs a model of your own: those of a paper task are known")
-    if model is None and scored:
+    if of_paper and (scored or given["objective"] != "classification"):
         raise SettingError(
             "loss, metric, metrics, maximize and objective need a model of your own: "
             "a paper task is scored by accuracy"
@@ -254,45 +350,57 @@ def make_request(
     chosen = method_of(resolved)
     if not isinstance(method, str):
         chosen = dataclasses.replace(method, **_shared_fields(resolved, method))  # type: ignore[type-var]
-    if model is None:
+    brought: dict[str, Any] = {"optimizer": optimizer, "rate": rate, "transform": own.transform}
+    if of_paper:
         check(resolved, method=chosen)
-
-        def paper() -> Problem:
-            return dataclasses.replace(paper_problem_of(resolved), optimizer=optimizer, rate=rate)
-
-        return Request(resolved, chosen, paper)
-    from fedpmt import own
+        return Request(resolved, chosen, lambda: dataclasses.replace(paper_problem_of(resolved), **brought))
+    from fedpmt.own import fingerprint, load_module, load_task, warn_of_one_layer
     from fedpmt.training.ready_made import make_objective
 
-    objective = make_objective(loss, metric, maximize=maximize, metrics=metrics, objective=resolved.objective)
+    objective = make_objective(
+        own.loss, own.metric, maximize=own.maximize, metrics=own.metrics, objective=resolved.objective
+    )
     check(resolved, method=chosen, score_name=objective.score_name)
-    if train is None and is_function(resolved.data):
-        train, test = own.load_arrays(resolved.data)
-    # Weights that a function draws are the seed's; runs that differ in nothing else belong together.
-    first = own.load_module(model, 0) if isinstance(model, str) else model
-    digest = resolved.digest + own.fingerprint(first, *(train or ()), *(test or ()))
+    digest = resolved.digest
+    if model is None:
+        load_task(resolved)  # weights that are missing are refused before anything is written
+    else:
+        # Weights that a function draws are the seed's; runs that differ in nothing else belong together.
+        digest += fingerprint(load_module(model, 0) if isinstance(model, str) else model)
+    if own.samples is not None:
+        from fedpmt.data.clients import fingerprint as samples_fingerprint
+
+        digest += samples_fingerprint(own.samples)
     if objective.score_name != ACCURACY or objective.metrics:
         # A resumed run goes on with the same scores.
         names = " ".join((objective.score_name, *objective.metrics))
         digest += f" {names} {'max' if objective.maximize else 'min'}"
-    if axes is not None:
-        digest += f" axes={sorted(axes.items())!r}"
+    if own.axes is not None:
+        digest += f" axes={sorted(own.axes.items())!r}"
     resolved = resolved.model_copy(update={"digest": digest})
 
     def problem() -> Problem:
-        module = own.load_module(model, resolved.seed) if isinstance(model, str) else model
-        found = own_problem(resolved, module, train, test, objective, axes)
+        found = own_problem(resolved, _module_of(model, resolved), own.samples, objective, own.axes)
         if hasattr(getattr(chosen, "parts", chosen), "depths"):
-            own.warn_of_one_layer(found.model)
-        return dataclasses.replace(found, optimizer=optimizer, rate=rate)
+            warn_of_one_layer(found.model)
+        return dataclasses.replace(found, **brought)
 
     return Request(resolved, chosen, problem)
+
+
+def _module_of(model: nn.Module | str | None, settings: Settings) -> nn.Module:
+    """The module that a run trains: a ready task's, what a user's function returns, or the user's own."""
+    from fedpmt.own import load_module, load_task
+
+    if model is None:
+        return load_task(settings)
+    return load_module(model, settings.seed) if isinstance(model, str) else model
 
 
 def with_model(
     settings: Mapping[str, Any], model: nn.Module | str | None, layers: Layers | None
 ) -> tuple[dict[str, Any], nn.Module | str | None]:
-    """Settings that name a user's model and layers, and the model; None for a paper task."""
+    """Settings that name a user's model and layers, and the model; None for a net of the paper or a ready task."""
     given = dict(settings)
     named, listed = given.pop("model", None) or None, given.pop("layers", None) or None
     model, layers = named if model is None else model, listed if layers is None else layers
@@ -303,7 +411,7 @@ def with_model(
             )
         own_only = {
             "layers": layers,
-            "data": given.get("data") if is_function(str(given.get("data"))) else None,
+            "data": given.get("data") if is_own(str(given.get("data"))) else None,
         }
         for key, value in own_only.items():
             if value is not None:
@@ -319,19 +427,71 @@ def with_model(
     return given | ({"model": model} if isinstance(model, str) else {}), model
 
 
-def _with_data(
-    given: dict[str, Any], model: nn.Module | str | None, train: Arrays | None, test: Arrays | None
-) -> dict[str, Any]:
-    """Settings that say where a user's samples come from."""
-    if model is None or (train is None) != (test is None):
-        raise SettingError("model, train and test go together: give all three, or none for a paper task")
-    named = given.get("data") not in (None, OWN_DATA)
-    if (train is not None) == named:
+def _with_samples(
+    given: dict[str, Any], model: nn.Module | str | None, own: Own
+) -> tuple[dict[str, Any], Own]:
+    """Settings that say where a user's samples come from, and the samples; functions that are named are called."""
+    named = given.get("clients") or None
+    own = own if named is None or own.clients is not None else dataclasses.replace(own, clients=named)
+    brought = {"clients": own.clients, "train": own.train, "test": own.test}
+    if model is None:
+        more = {**brought, "client": own.client, "label": own.label, "collate": own.collate}
+        key = next((key for key, value in more.items() if value is not None), None)
+        if key is not None:
+            raise SettingError(f"{key} needs a model of your own: a paper task has its own samples")
+        return given, own
+    data = given.get("data") if given.get("data") not in (None, OWN_DATA) else None
+    sources = [key for key, value in {**brought, "data": data}.items() if value is not None and key != "test"]
+    if len(sources) != 1:
+        there = f"there are {' and '.join(sources)}" if sources else "there is none"
         raise SettingError(
-            "a model of your own needs either train and test, or data "
-            f"(a data set or package.module:function), {'not both' if named else 'and there is neither'}"
+            "a model of your own needs one of train, clients, or data "
+            f"(a data set or package.module:function): {there}"
         )
-    return given if named else {**given, "data": OWN_DATA}
+    from fedpmt.own import load_samples
+
+    if isinstance(own.clients, str):
+        given["clients"] = own.clients
+        own = dataclasses.replace(own, **load_samples("clients", own.clients, own.test))
+    elif data is not None:
+        if own.test is not None:
+            raise SettingError(f"test cannot be combined with data = '{data}', which has its own")
+        if not is_own(str(data)):
+            return given, own
+        own = dataclasses.replace(own, **load_samples("train", str(data), data_dir=given.get("data_dir")))
+    samples = own.samples
+    assert samples is not None
+    if data is None:
+        given["data"] = OWN_DATA
+    if not len(samples.test) and not given.get("held_out"):
+        raise SettingError("test: there is no test set; give test, or let devices keep a share with held_out")
+    if samples.owners is not None and given.get("partition") in (None, "natural"):
+        from fedpmt.data.clients import mean_size
+
+        share = float(given.get("held_out") or 0)
+        usual = {"devices": len(samples.owners.names), "samples": mean_size(samples, share)}
+        given |= {"partition": "natural"}
+        given |= {key: value for key, value in usual.items() if given.get(key) is None}
+    return given, own
+
+
+def _with_transform(given: dict[str, Any], own: Own) -> dict[str, Any]:
+    """Settings under which outputs of frozen layers are not kept, where each batch is another one or must be read."""
+    from fedpmt.data.lazy import is_read
+
+    read = own.samples is not None and is_read(own.samples.train)
+    why = (
+        "transform makes another batch each time"
+        if own.transform is not None
+        else "samples are read batch by batch"
+    )
+    if own.transform is None and not read:
+        return given
+    if given.get("prefix") == "cache":
+        raise SettingError(f"prefix = 'cache' is refused: {why}, so outputs of frozen layers cannot be kept")
+    named = getattr(own.transform, "__qualname__", own.transform)
+    digest = given.get("digest", "") + ("" if own.transform is None else f"transform={named};")
+    return {**given, "prefix": "recompute", "digest": digest}
 
 
 def own_training(
@@ -446,20 +606,11 @@ def with_public(given: Mapping[str, Any], methods: Sequence[str]) -> dict[str, A
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Resolve settings; a fleet file says how many devices there are, and is remembered by its content."""
-    given = dict(given)
+    """Resolve settings; a fleet says how many devices there are."""
+    given = _with_tables(given)
     given = with_public(given, [str(given.get("method") or "fedpmt")])
-    if given.get("fleet") is not None:
-        from fedpmt.devices.fleet import read_fleet
-
-        path = Path(str(given["fleet"])).absolute()
-        given["fleet"] = str(path)
-        size = len(read_fleet(path))
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        before = str(given.get("digest", ""))
-        given["digest"] = before if before.endswith(content) else before + content
-        if given.get("devices") is None:
-            given["devices"] = size
+    if given.get("weights") not in (None, "", PRETRAINED, RANDOM):
+        given |= _with_weights(given)
     settings = resolve(given)
     settings = settings.model_copy(update={"options": typed_options(settings.method, settings.options)})
     if given.get("samples") is None:
@@ -469,6 +620,44 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     # In the record, so that it says what ran.
     options = {**method_class(settings.method)().traits.under_budget, **settings.options}
     return settings.model_copy(update={"options": options})
+
+
+def _with_tables(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in which the fleet and the traces are files, remembered by their content, or the text of a CSV."""
+    given = dict(settings)
+    tables = [key for key in ("fleet", "availability_trace", "speed_trace") if given.get(key) is not None]
+    if not tables:
+        return given
+    from fedpmt.devices.rows import read_devices, write_devices
+    from fedpmt.devices.tables import is_file
+    from fedpmt.devices.traces import write_trace
+
+    for key in tables:
+        source = given[key]
+        if key == "fleet":
+            devices = read_devices(source)
+            text = write_devices(devices)
+            if given.get("devices") is None:
+                given["devices"] = sum(device.count for device in devices)
+        else:
+            text = write_trace(key, source)
+        given[key] = str(Path(source).absolute()) if is_file(source) else text
+        if is_file(source):
+            content = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+            before = str(given.get("digest", ""))
+            given["digest"] = before if content in before else before + content
+    return given
+
+
+def _with_weights(given: Mapping[str, Any]) -> dict[str, str]:
+    """The path of a weights file, and the digest with its content in it."""
+    path = Path(str(given["weights"])).expanduser().absolute()
+    try:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise SettingError(f"weights = '{given['weights']}' cannot be read: {error.strerror}") from error
+    before = str(given.get("digest", ""))
+    return {"weights": str(path), "digest": before if content in before else before + content}
 
 
 def _with_samples_for_split(settings: Settings) -> Settings:
@@ -505,9 +694,7 @@ def shared_of(settings: Settings) -> dict[str, Any]:
             settings.server_tau,
         ),
     }
-    if settings.depths is None and settings.task != OWN_TASK:
-        from fedpmt.models.nets import net
-
+    if settings.depths is None and settings.task in NETS:
         shared["depths"] = net(settings.task).depths[0]
     return shared
 
@@ -527,7 +714,7 @@ def check(
     from fedpmt.data.partition import check_spec
     from fedpmt.data.public import check_public
     from fedpmt.devices.fleet import make_fleet
-    from fedpmt.models.nets import net
+    from fedpmt.devices.traces import check_traces
 
     chosen = method or method_of(settings)
     used, name = chosen.traits, settings.method
@@ -558,16 +745,17 @@ def check(
             f"server-optimizer = '{settings.server_optimizer}' cannot be combined with {name}: "
             "it does not average parts"
         )
-    check_spec(settings.partition)
+    check_spec(settings.partition, settings.amounts)
     check_public(settings.public, settings.data)
     if used.needs_public and settings.public == "none":
         raise SettingError(f"public = 'none': {name} needs public data (e.g. {HELD_OUT['public']})")
     fleet = make_fleet(settings)
+    check_traces(settings)
     if settings.limits is not None:
         settings.limits.check_levels(str(settings.budget), len(fleet.level_speeds))
     if score_name is not None:
         check_target(settings.target, score_name)
-    if settings.task != OWN_TASK:
+    if settings.task in NETS:
         layers = net(settings.task).layers
         count = settings.depths or net(settings.task).depths[0]
         if count > layers:
@@ -581,59 +769,53 @@ def check(
             )
 
 
+def task_problem(settings: Settings) -> Problem:
+    """A net of the paper or a ready task, with its data loaded and spread."""
+    if settings.task in NETS:
+        return paper_problem_of(settings)
+    from fedpmt.own import load_task
+    from fedpmt.training.objective import CLASSIFICATION
+
+    return own_problem(settings, load_task(settings), None, CLASSIFICATION)
+
+
 def paper_problem_of(settings: Settings) -> Problem:
     """One of the paper's tasks, with its data loaded and spread."""
     from fedpmt.data.federated import federate
-    from fedpmt.models.nets import net
     from fedpmt.simulation.problem import paper_problem
 
-    data = federate(
-        settings.data,
-        partition=settings.partition,
-        partition_seed=settings.partition_seed,
-        devices=settings.devices,
-        samples=settings.samples,
-        data_dir=settings.data_dir,
-        input_shape=net(settings.task).input_shape,
-        public=settings.public,
-        validation=settings.validation,
-    )
+    shape = net(settings.task).input_shape
+    data = federate(settings.data, input_shape=shape, **spread_of(settings))
     return paper_problem(settings, data)
+
+
+def spread_of(settings: Settings) -> dict[str, Any]:
+    """How samples are spread over the fleet, as arguments of `federate`."""
+    keys = ("partition", "partition_seed", "devices", "samples", "data_dir", "public", "validation")
+    return {key: getattr(settings, key) for key in (*keys, "amounts", "held_out")}
 
 
 def own_problem(
     settings: Settings,
     model: nn.Module,
-    train: tuple[Arrays, Arrays] | None,
-    test: tuple[Arrays, Arrays] | None,
+    samples: LoadedDataset | None,
     objective: Objective,
     axes: Declared | None = None,
 ) -> Problem:
-    """A user's own module, on arrays or on the data set that the settings name."""
+    """A user's own module, on samples of the user's or on the data set that the settings name."""
     import numpy as np
 
-    from fedpmt.data.datasets import from_arrays
     from fedpmt.data.federated import federate, federate_dataset
     from fedpmt.own import find_layers
     from fedpmt.simulation.problem import Problem, try_out
     from fedpmt.training.batches import placed
 
-    spread: dict[str, Any] = {
-        "partition": settings.partition,
-        "partition_seed": settings.partition_seed,
-        "devices": settings.devices,
-        "samples": settings.samples,
-        "data_dir": settings.data_dir,
-        "public": settings.public,
-        "validation": settings.validation,
-    }
-    if train is None or test is None:
-        data = federate(settings.data, **spread)
+    if samples is None:
+        data = federate(settings.data, **spread_of(settings))
     else:
-        dataset = from_arrays(train, test)
         if settings.objective == "regression":
-            dataset = dataclasses.replace(dataset, classes=None)  # whole numbers are values
-        data = federate_dataset(dataset, **spread)
+            samples = dataclasses.replace(samples, classes=None)  # whole numbers are values
+        data = federate_dataset(samples, **spread_of(settings))
     example = placed(data.test.take(np.arange(2) % len(data.test))).inputs
     problem = Problem(find_layers(model, example, settings, axes), data, objective)
     try_out(problem, settings)
@@ -648,20 +830,20 @@ def start(
     on_round: OnRound | None = None,
     on_start: Callable[[], None] | None = None,
     keep_diverged: bool = False,
-) -> RunRecord:
+) -> Run:
     """Run in this folder. It is written first; what turns out to be impossible takes a new one away again.
 
     Args:
         request: What to run.
         folder: Where its records go.
         resume: Whether to continue the run that is there.
-        on_round: Called with the record of each round.
+        on_round: Called with the record of each round, as by `run`.
         on_start: Called when nothing stands in the way of the first round any more.
         keep_diverged: Whether a run that diverges is finished as what it is, instead of raising `DivergedError`.
     """
     missing = [parent for parent in folder.absolute().parents if not parent.exists()]
     made = open_folder(folder, request.settings, resume=resume)
-    if not (folder / records.RESULT).exists():
+    if not is_finished(folder, request.settings):
         with exclusive(folder):
             try:
                 simulate(
@@ -684,13 +866,13 @@ def start(
 
 
 def request_of(settings: Settings) -> Request:
-    """A run of a paper task from settings that are resolved already."""
+    """A run of a net of the paper or of a ready task, from settings that are resolved already."""
     check(settings)
-    return Request(settings, method_of(settings), lambda: paper_problem_of(settings))
+    return Request(settings, method_of(settings), lambda: task_problem(settings))
 
 
 def restamp(run: RunRecord, settings: Settings) -> RunRecord | None:
-    """A finished run of a paper task under another clock; None where it would have to be trained again."""
+    """A finished run of a task of the library under another clock; None where it would have to be trained again."""
     from fedpmt.simulation.restamp import restamp_run
 
     return restamp_run(run, settings, unfilled_problem(settings), method_of(settings))
@@ -707,5 +889,11 @@ _UNFILLED = {"data": "synthetic", "partition": "iid", "public": "none", "validat
 
 
 def unfilled_problem(settings: Settings) -> Problem:
-    """A paper task on made-up samples: prices and times do not depend on what is learned."""
+    """One of the library's tasks on made-up samples: prices and times do not depend on what is learned."""
+    if settings.task in TASKS:
+        from fedpmt.own import example_problem, load_example, load_task
+
+        untrained = settings.model_copy(update={"weights": RANDOM})
+        example = load_example(settings.data)
+        return example_problem(load_task(untrained), example, settings, settings.samples)
     return paper_problem_of(settings.model_copy(update={**_UNFILLED, "devices": 1}))

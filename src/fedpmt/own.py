@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,11 +17,14 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedpmt import references
+from fedpmt.data.clients import Reader
 from fedpmt.data.datasets import from_arrays
 from fedpmt.data.federated import federate_dataset
-from fedpmt.data.registry import find_dataset, is_function
+from fedpmt.data.registry import find_dataset, is_own
 from fedpmt.models.layered import layered
+from fedpmt.models.tasks import HEAD, PRETRAINED, RANDOM, TASKS
 from fedpmt.models.unwrap import check_module, unwrap
+from fedpmt.models.weights import load_strictly, pretrained, read_tensors
 from fedpmt.simulation.problem import Problem
 from fedpmt.training.batches import placed
 from fedpmt.types import Arrays, SettingError
@@ -30,9 +35,6 @@ if TYPE_CHECKING:
     from fedpmt.settings import Settings
 
 _log = logging.getLogger("fedpmt")
-
-Pair: TypeAlias = tuple[Arrays, Arrays]
-"""Inputs and targets."""
 
 
 def load_module(text: str, seed: int) -> nn.Module:
@@ -45,17 +47,61 @@ def load_module(text: str, seed: int) -> nn.Module:
     return module
 
 
+def load_task(settings: Settings) -> nn.Module:
+    """Make the module of a ready task; weights that are drawn depend on the seed alone."""
+    task = TASKS[settings.task]
+    start: list[Any] = [None] if task.weights else []
+    if settings.weights == PRETRAINED:
+        start = [pretrained(task.weights, settings.data_dir)]
+    where, _, name = task.module.partition(":")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(settings.seed)
+        module: nn.Module = getattr(importlib.import_module(where), name)(*start, **task.arguments)
+    if settings.tune == HEAD:
+        module.requires_grad_(False).get_submodule("classifier").requires_grad_(True)
+    if settings.weights not in (PRETRAINED, RANDOM):
+        path = Path(settings.weights)
+        load_strictly(module, read_tensors(path), f"weights = '{path}'")
+    return module
+
+
 @lru_cache(maxsize=1)
-def load_arrays(text: str) -> tuple[Pair, Pair]:
-    """Call the function that `data` names; once, since all runs of a comparison ask for it."""
-    found = references.call("data", text)
-    if not (_is_pair(found) and all(_is_pair(one) for one in found)):
+def _called(key: str, text: str, data_dir: Path | None) -> Any:
+    """What settings name, loaded once, since all runs of a comparison ask for it."""
+    kind, _, argument = text.partition(":")
+    if key == "data" and kind == "folder":
+        from fedpmt.data.pictures import load_folder
+
+        return load_folder(argument)
+    if key == "data" and kind == "hf":
+        from fedpmt.data.hugging_face import load_hugging_face
+
+        return load_hugging_face(argument, data_dir)
+    return references.call(key, text)
+
+
+def load_samples(kind: str, text: str, test: Any = None, data_dir: Path | None = None) -> dict[str, Any]:
+    """Load the samples that `data` or `clients` names, as arguments of `run`.
+
+    Args:
+        kind: `train` where the function returns (train, test), `clients` where it returns {client: samples}, or
+            that and a test set.
+        text: The function, as package.module:function; or data as hf:NAME or folder:PATH.
+        test: A test set that was given otherwise.
+        data_dir: Folder of the data files; None: the usual one.
+    """
+    key = "data" if kind == "train" else kind
+    found = _called(key, text, data_dir)
+    whole = _is_pair(found) and not any(hasattr(one, "dtype") for one in found)
+    if whole and (kind == "train" or isinstance(found[0], Mapping)):
+        samples, tested = found
+        return {kind: samples, "test": tested if test is None else test}
+    if kind == "train":
         raise SettingError(
             f"data = '{text}' must return ((inputs, targets), (inputs, targets)), "
             f"for training and for testing (got {_outline(found)})"
         )
-    train, test = found
-    return tuple(train), tuple(test)
+    return {kind: found, "test": test}
 
 
 def _is_pair(value: object) -> bool:
@@ -68,12 +114,16 @@ def _outline(value: object) -> str:
     return type(value).__name__
 
 
-def load_example(data: str) -> Arrays:
+def load_example(data: str, data_dir: Path | None = None) -> Arrays:
     """Take two inputs of a data set; those of the library are made up, so that pricing fetches nothing."""
-    if not is_function(data):
-        return make_example(find_dataset(data)[0].shape)
-    inputs = load_arrays(data)[0][0]
-    return {name: one[:2] for name, one in inputs.items()} if isinstance(inputs, Mapping) else inputs[:2]
+    if not is_own(data):
+        described = find_dataset(data)[0]
+        if described.tokens is None:
+            return make_example(described.shape)
+        tokens = np.ones((2, *described.shape), np.int64)  # all of them padding would be no text
+        return dict.fromkeys(described.fields, tokens) if described.fields else tokens
+    samples = load_samples("train", data, data_dir=data_dir)["train"]
+    return Reader().examples("train", samples).take(slice(0, 2)).inputs
 
 
 def make_example(shape: Sequence[int]) -> np.ndarray:
@@ -188,16 +238,12 @@ def _candidates(module: nn.Module, path: str = "") -> list[str]:
     return [name for name, _ in found]
 
 
-def fingerprint(model: nn.Module, *arrays: Arrays) -> str:
-    """Digest a model's weights and arrays, so that a run is only ever resumed with its own."""
+def fingerprint(model: nn.Module) -> str:
+    """Digest a model's weights, so that a run is only ever resumed with its own."""
     model = unwrap(model)
     check_module(model)
     digest = hashlib.sha256()
-    named: list[tuple[str, Any]] = list(model.state_dict().items())
-    for number, group in enumerate(arrays):
-        parts = group.items() if isinstance(group, Mapping) else [("", group)]
-        named += [(f"{number}{name}", array) for name, array in parts]
-    for name, array in named:
+    for name, array in model.state_dict().items():
         plain = np.ascontiguousarray(_as_numpy(array))
         digest.update(f"{name} {plain.shape} {plain.dtype}".encode())
         digest.update(plain.tobytes())

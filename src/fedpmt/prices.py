@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from fedpmt.api import (
     OWN_DATA,
+    Own,
     check,
     own_problem,
     own_training,
@@ -14,7 +15,8 @@ from fedpmt.api import (
     unfilled_problem,
     with_model,
 )
-from fedpmt.data.registry import find_dataset, is_function
+from fedpmt.data.registry import find_dataset, is_own
+from fedpmt.models.tasks import TASKS
 from fedpmt.settings import RunSettings, Settings
 from fedpmt.types import Arrays, SettingError
 
@@ -41,7 +43,7 @@ def layers(
     Nothing is trained, and the module stays as it is. Print the table to read it.
 
     Args:
-        model: Any `nn.Module`, or `package.module:function`; without it, `task=` names a net of the paper.
+        model: Any `nn.Module`, or `package.module:function`; without it, `task=` names a task.
         example: A batch of inputs, two samples or more; or `data=` names a data set whose inputs it takes.
         layers: The module's layers in the order of the forward pass, where those found are not the ones you want.
         **settings: `batch`, with which the share is computed, and others that `fedpmt cost --help` lists.
@@ -72,7 +74,7 @@ def cost(
     """Price each depth of a model for one batch: operations, bytes and memory. Nothing is trained.
 
     Args:
-        model: Any `nn.Module`, or `package.module:function`; without it, `task=` names a net of the paper.
+        model: Any `nn.Module`, or `package.module:function`; without it, `task=` names a task.
         example: A batch of inputs, two samples or more; or `data=` names a data set whose inputs it takes.
         layers: The module's layers in the order of the forward pass, where those found are not the ones you want.
         **settings: `batch`, `samples`, `epochs`, `depths`, `optimizer` and others that `fedpmt cost --help` lists.
@@ -93,7 +95,7 @@ def cost(
     from fedpmt.simulation.assemble import make_price
 
     given: dict[str, Any] = dict(settings)
-    if model is None and not given.get("model"):
+    if model is None and not given.get("model") and given.get("task") not in TASKS:
         # The paper's table is of its own batches and samples.
         given = {**_of_the_paper(given), **{key: value for key, value in given.items() if value is not None}}
     name, resolved, problem = _priced(model, example, layers, given)
@@ -110,7 +112,7 @@ def plan(
     """Say what each device of a fleet would train, and how long that takes. Nothing is trained.
 
     Args:
-        model: Any `nn.Module`, or `package.module:function`; without it, `task=` names a net of the paper.
+        model: Any `nn.Module`, or `package.module:function`; without it, `task=` names a task.
         example: A batch of inputs, two samples or more; or `data=` names a data set whose inputs it takes.
         layers: The module's layers in the order of the forward pass, where those found are not the ones you want.
         **settings: `fleet` or `levels`, `deadline`, `full_seconds`, `samples`, `batch`, `epochs`, `depths` and others
@@ -182,13 +184,14 @@ def _priced(
     from fedpmt import own
 
     module = own.load_module(model, resolved.seed) if isinstance(model, str) else model
-    if filled and example is None and is_function(resolved.data):
+    if filled and example is None and is_own(resolved.data):
         from fedpmt.training.objective import CLASSIFICATION
 
         one = resolved.model_copy(update={"devices": 1})
-        problem = own_problem(one, module, *own.load_arrays(resolved.data), CLASSIFICATION)
+        samples = Own(**own.load_samples("train", resolved.data, data_dir=resolved.data_dir)).samples
+        problem = own_problem(one, module, samples, CLASSIFICATION)
     else:
-        inputs = own.load_example(resolved.data) if example is None else example
+        inputs = own.load_example(resolved.data, resolved.data_dir) if example is None else example
         problem = own.example_problem(module, inputs, resolved, resolved.samples if filled else 2)
     own.warn_of_one_layer(problem.model)
     name = resolved.model or type(module).__name__

@@ -41,8 +41,9 @@ Evaluated = Literal["global", "split", "personal"]
 """What a score is of: the server's model, a device's and the server's halves together, or a device's own;
 for the last two it is the mean over devices that took part."""
 
-Stopped = Literal["rounds", "target", "time-budget", "diverged"]
-"""Why a run has ended. A run that diverged has the accuracy of a guess, or no score if it is not an accuracy."""
+Stopped = Literal["rounds", "target", "patience", "time-budget", "unreachable", "callback", "diverged"]
+"""Why a run has ended; `unreachable`: no device can be reached any more, as its trace says.
+A run that diverged has the accuracy of a guess, or no score if it is not an accuracy."""
 
 
 ComputePath = Literal["compiled", "autograd", "mixed"]
@@ -135,6 +136,22 @@ class Scored(Record):
         """The score if it is an accuracy, else None."""
         return self.score if self.score_name == ACCURACY else None
 
+    @property
+    def score_text(self) -> str:
+        """The score as people read it: in percent if it is an accuracy, else as a plain number; a dash for none."""
+        if self.score is None:
+            return "-"
+        return f"{self.score:.1%}" if self.score_name == ACCURACY else f"{self.score:.4g}"
+
+
+class ClientScores(Record):
+    """The scores of clients' own test samples, each client counting the same."""
+
+    count: int  # clients that have some
+    mean: float
+    spread: float  # standard deviation over clients
+    worst_tenth: float  # the mean of the worst tenth of them
+
 
 class RoundRecord(Scored):
     """One round. Bytes, operations and `round_seconds` are of this round; `virtual_seconds` is the clock after it."""
@@ -156,10 +173,27 @@ class RoundRecord(Scored):
     maximize: bool = True  # whether a higher score is better
     scores: dict[str, float] = {}  # the user's other metrics on the test set, by name
     loss: float | None = None
-    score_by_level: ScoreByLevel = None  # classes weighted as that level's devices hold them
+    score_by_level: ScoreByLevel = (
+        None  # of its clients; else classes weighted as that level's devices hold them
+    )
     score_by_class: ScoreByClass = None
+    clients: ClientScores | None = None  # on their own test samples; None where they have none
     evaluates: Evaluated = "global"  # what the score is of
     metrics: dict[str, float] = {}  # of training, e.g. its mean loss
+
+
+EVALUATION = (
+    "score",
+    "score_name",
+    "maximize",
+    "scores",
+    "loss",
+    "score_by_level",
+    "score_by_class",
+    "clients",
+    "evaluates",
+)
+"""The fields of a round that its evaluation fills; without one they have their defaults."""
 
 
 class ResultRecord(Scored):
@@ -182,6 +216,9 @@ class ResultRecord(Scored):
     server_operations: float = 0.0
     evaluates: Evaluated = "global"
     score_by_width: dict[str, float] | None = None  # of narrow nets, by their share of the channels
+    clients: ClientScores | None = None  # on their own test samples, at the last evaluation
+    score_by_client: dict[str, float] | None = None  # the same one by one, by name
+    score_by_level: ScoreByLevel = None
     stopped: Stopped = "rounds"
     run: str = ""  # the folder
     data: str = ""
@@ -274,14 +311,19 @@ def read_rounds(path: Path) -> tuple[RoundRecord, ...]:
         raise SettingError(f"{path} holds a line that is not a round ({error.errors()[0]['msg']})") from error
 
 
+def read_result(folder: Path) -> ResultRecord | None:
+    """The result of a run; None where it is not finished."""
+    path = folder / RESULT
+    try:
+        return ResultRecord.model_validate_json(path.read_bytes()) if path.exists() else None
+    except ValidationError as error:
+        raise SettingError(f"{path} is not a run's result ({error.errors()[0]['msg']})") from error
+
+
 def read_run(folder: Path) -> RunRecord:
     """Read one run folder, finished or not."""
     settings = read_config(folder)
     if settings is None:
         raise SettingError(f"'{folder}' is not a run folder (no {CONFIG} in it)")
-    result = folder / RESULT
-    try:
-        final = ResultRecord.model_validate_json(result.read_bytes()) if result.exists() else None
-    except ValidationError as error:
-        raise SettingError(f"{result} is not a run's result ({error.errors()[0]['msg']})") from error
-    return RunRecord(folder=folder, settings=settings, rounds=read_rounds(folder / ROUNDS), result=final)
+    result = read_result(folder)
+    return RunRecord(folder=folder, settings=settings, rounds=read_rounds(folder / ROUNDS), result=result)

@@ -23,16 +23,7 @@ def generator(
     >>> float(generator(1, "order", 3, 7).random()) == float(generator(1, "order", 7, 3).random())
     False
     """
-    import numpy as np
-
-    purpose_key = zlib.crc32(purpose.encode())
-    key = (
-        seed,
-        purpose_key,
-        NONE if round_index is None else round_index,
-        NONE if device is None else device,
-    )
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+    return Seeds(seed, round_index, device)(purpose)
 
 
 @dataclass(frozen=True)
@@ -49,4 +40,12 @@ class Seeds:
 
     def __call__(self, purpose: str, device: int | None = None) -> np.random.Generator:
         """The generator of this purpose and device."""
-        return generator(self.seed, purpose, self.round_index, self.device if device is None else device)
+        import numpy as np
+
+        indices = self.round_index, self.device if device is None else device
+        key = (
+            self.seed,
+            zlib.crc32(purpose.encode()),
+            *(NONE if index is None else index for index in indices),
+        )
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))

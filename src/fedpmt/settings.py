@@ -20,18 +20,21 @@ from pydantic import (
 )
 
 from fedpmt.data.description import Defaults
-from fedpmt.data.registry import default_for, find_dataset, is_function, spellings
+from fedpmt.data.registry import default_for, find_dataset, is_own, spellings
 from fedpmt.data.spec import held_out, parse_public
-from fedpmt.models.nets import NETS
+from fedpmt.models.nets import NETS, Net
 from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
+from fedpmt.models.tasks import PRETRAINED, RANDOM, TASKS, Task
 from fedpmt.records import EXECUTION
 from fedpmt.resources import Budget, parse_budget
-from fedpmt.types import Scalar, SettingError
+from fedpmt.types import Scalar, SettingError, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-TASKS = tuple(NETS)
+OWN_TASK = "own"
+"""What `task` is where the model is the user's own."""
+
 LEVELS = "1/5,1/4,1/3,1/2,1"
 SERVER_USES = {
     "server_lr": ("sgd", "momentum", "adam", "yogi", "adagrad"),
@@ -59,10 +62,22 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: str = Field("fedpmt", description="a name of `fedpmt methods`, or package.module:Class")
-    task: str = Field("fcnn-mnist", description="the net: " + ", ".join(TASKS))
+    task: str = Field(
+        "fcnn-mnist",
+        description="a net of the paper: " + ", ".join(NETS) + "; or a ready task: " + ", ".join(TASKS),
+    )
     model: str = Field(
         "",
         description="your own net instead: package.module:function, a function that returns the nn.Module",
+    )
+    weights: str = Field(
+        "",
+        description="what a ready task starts from: pretrained (the default of tasks that have such weights), random, "
+        "or a file with all tensors of the model, such as the model.safetensors of a run",
+    )
+    tune: Literal["all", "head"] = Field(
+        "all",
+        description="what a ready task with pretrained weights trains: all of the model, or its head alone",
     )
     layers: str = Field(
         "",
@@ -75,9 +90,15 @@ class Settings(BaseModel):
     )
     data: str = Field(
         "",
-        description=f"the data set: {', '.join(spellings())}; with a net of your own also package.module:function, "
-        "which returns (inputs, targets) for training and for testing. "
-        f"Default: {', '.join(f'{default_for(net.data)} for {net.name}' for net in NETS.values())}",
+        description=f"the data set: {', '.join(spellings())}; with a net of your own also hf:NAME (Hugging Face), "
+        "folder:PATH (images in train/CLASS and test/CLASS) or package.module:function, which returns "
+        "(inputs, targets) for training and for testing. "
+        f"Default: {', '.join(f'{default_for(net.data)} for {net.name}' for net in NETS.values())}, a ready task's own",
+    )
+    clients: str = Field(
+        "",
+        description="the devices' own samples instead, for a net of your own: package.module:function, which returns "
+        "{client: examples}, or that and a test set",
     )
     data_dir: Path | None = Field(
         None, description="folder of the data files; else FEDPMT_DATA, else the user cache"
@@ -87,7 +108,22 @@ class Settings(BaseModel):
         description="what your own model learns: classification (of samples, tokens or pixels), causal-lm, multi-label "
         "or regression; from Python also a loss of your own",
     )
-    partition: str = Field("iid", description="iid, classes:N, dirichlet:ALPHA or iid:replace")
+    partition: str = Field(
+        "iid",
+        description="iid, classes:N, dirichlet:ALPHA, iid:replace, or natural: each device holds what one person owns, "
+        "the default where the data says whose its samples are",
+    )
+    amounts: str = Field(
+        "equal",
+        description="how many samples devices hold: equal numbers, lognormal:SIGMA, or free: as they fall "
+        "with dirichlet:ALPHA",
+    )
+    held_out: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of each device's samples that it keeps for its own test",
+    )
     partition_seed: int = Field(
         0, ge=0, description="fixes the split and the fleet, apart from the run's seed"
     )
@@ -104,7 +140,9 @@ class Settings(BaseModel):
     )
     devices: int = Field(0, ge=1, description="size of the fleet |K|")
     samples: int = Field(
-        0, ge=1, description="samples per device |D_k|, by default fewer where some are held out"
+        0,
+        ge=1,
+        description="samples per device |D_k|, by default fewer where some are held out; their mean where they differ",
     )
     cohort: int = Field(0, ge=1, description="devices asked per round |S|")
     sampling: Literal["stratified", "uniform", "fastest"] = Field(
@@ -119,10 +157,19 @@ class Settings(BaseModel):
     level_draw: Literal["fixed", "round"] = Field(
         "fixed", description="a device keeps its level, or levels are redrawn each round"
     )
-    fleet: Path | None = Field(
+    fleet: str | None = Field(
         None,
         description="CSV of measured devices: speed, and if known name, count, uplink_mbps, downlink_mbps, "
         "memory_mib, availability",
+    )
+    availability_trace: str | None = Field(
+        None,
+        description="CSV of when devices can be reached: client, start, end, in virtual seconds",
+    )
+    speed_trace: str | None = Field(
+        None,
+        description="CSV of how fast devices really are: client, time (in virtual seconds), speed; "
+        "depths are fitted to the fleet's speeds, or to those measured",
     )
     availability: float = Field(1.0, gt=0, le=1, description="chance that a device can be asked in a round")
     failure: float = Field(0.0, ge=0, lt=1, description="chance that an asked device never replies")
@@ -237,6 +284,9 @@ class Settings(BaseModel):
     target: float | None = Field(
         None, description="stop when the score reaches this; an accuracy, unless you bring your own metric"
     )
+    patience: int | None = Field(
+        None, ge=1, description="stop when the score has not improved for this many evaluations"
+    )
     time_budget: float | None = Field(None, gt=0, description="stop when the virtual clock passes this")
     checkpoint_seconds: float = Field(10.0, ge=0, description="real seconds between checkpoints")
     digest: str = Field(
@@ -253,18 +303,24 @@ class Settings(BaseModel):
             if isinstance(value, bool) and key not in FLAGS:
                 wanted = "a number" if cls.model_fields[key].annotation in (int, float) else "a value"
                 raise SettingError(f"{key.replace('_', '-')} expects {wanted}, got {str(value).lower()}")
+        task = _find_task(str(given.get("task", cls.model_fields["task"].default)))
         if "data" not in given:
-            given["data"] = _default_data(given.get("task"))
+            given["data"] = default_for(task.data) if task else ARRAYS
+        if isinstance(task, Task):
+            given.setdefault("weights", PRETRAINED if task.weights else RANDOM)
         data = str(given["data"])
-        described = None if data == ARRAYS or is_function(data) else find_dataset(data)[0]
+        described = None if data == ARRAYS or is_own(data) else find_dataset(data)[0]
         defaults, train = (described.defaults, described.train) if described else (Defaults(), None)
         if given.get("splitting") == "device":
             given.setdefault("sampling", "uniform")
-        filled = {**asdict(defaults), **given}
+        usual = {**asdict(defaults), **(task.settings if isinstance(task, Task) else {})}
+        filled = {**usual, **given}
+        if described is not None and described.clients is not None:
+            filled.setdefault("partition", "natural")
         if "samples" not in given and train is not None:
             # What is held out is no device's: each has a little less.
             held = held_out(str(given.get("public", "none")), given.get("validation", 0.0), train)
-            filled["samples"] = min(defaults.samples, (train - sum(held)) // defaults.devices)
+            filled["samples"] = min(usual["samples"], (train - sum(held)) // usual["devices"])
         if "cohort" not in given and str(filled["devices"]).isdigit():
             filled["cohort"] = min(filled["cohort"], int(filled["devices"]))
         return filled
@@ -298,6 +354,11 @@ class Settings(BaseModel):
         if value is not None:
             PARSERS[str(info.field_name)](value)
         return value
+
+    @field_validator("fleet", "availability_trace", "speed_trace", mode="before")
+    @classmethod
+    def _path(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
 
     @field_validator("server_cap", "server_speed", mode="before")
     @classmethod
@@ -333,6 +394,8 @@ class Settings(BaseModel):
                 f"budget = '{self.budget}' is refused with mode = '{self.mode}': it needs mode = 'exact'"
             )
         _check_precision(self)
+        _check_traces(self)
+        _check_task(self)
         if self.splitting == "device" and self.sampling != "uniform":
             raise SettingError(
                 f"sampling = '{self.sampling}' needs speeds that the server does not know "
@@ -362,11 +425,15 @@ class RunSettings(TypedDict, total=False):
     """The settings as keywords of `fedpmt.run`, for editors and type checkers; a test holds them to `Settings`."""
 
     task: str
+    weights: str | Path
+    tune: Literal["all", "head"]
     tied: Literal["first", "last"]
     data: str
     data_dir: str | Path | None
     objective: Literal["classification", "causal-lm", "multi-label", "regression"]
     partition: str
+    amounts: str
+    held_out: float
     partition_seed: int
     public: str
     validation: float
@@ -376,7 +443,9 @@ class RunSettings(TypedDict, total=False):
     sampling: Literal["stratified", "uniform", "fastest"]
     levels: str
     level_draw: Literal["fixed", "round"]
-    fleet: str | Path | None
+    fleet: Table | None
+    availability_trace: Table | None
+    speed_trace: Table | None
     availability: float
     failure: float
     over_select: float
@@ -423,6 +492,7 @@ class RunSettings(TypedDict, total=False):
     eval_every: int
     personal_test: int | None
     target: float | None
+    patience: int | None
     time_budget: float | None
     checkpoint_seconds: float
     options: Mapping[str, Any]
@@ -443,12 +513,48 @@ def _check_precision(settings: Settings) -> None:
         )
 
 
-def _default_data(task: object) -> str:
-    """The data set of a net of the paper, as far as it needs no fetching."""
-    name = str(Settings.model_fields["task"].default if task is None else task)
-    if name not in NETS:
-        raise SettingError.unknown("task", name, NETS)
-    return default_for(NETS[name].data)
+def _check_traces(settings: Settings) -> None:
+    """Refuse traces of what another setting decides, too."""
+    if settings.availability_trace is not None and settings.availability != 1:
+        raise SettingError(
+            f"availability = {settings.availability:g} cannot be combined with availability-trace, "
+            "which says when devices can be reached"
+        )
+    for key, usual in {"drift": "", "level_draw": "fixed"}.items():
+        value = getattr(settings, key)
+        if settings.speed_trace is not None and value != usual:
+            raise SettingError(
+                f"{key.replace('_', '-')} = '{value}' cannot be combined with speed-trace, "
+                "which says how fast devices are"
+            )
+
+
+def _check_task(settings: Settings) -> None:
+    task = TASKS.get(settings.task)
+    if task is None and (settings.weights or settings.tune != "all"):
+        key = "weights" if settings.weights else "tune"
+        raise SettingError(f"{key} = '{getattr(settings, key)}' needs a ready task ({', '.join(TASKS)})")
+    if task is None:
+        return
+    if settings.weights == PRETRAINED and not task.weights:
+        having = [name for name, one in TASKS.items() if one.weights]
+        raise SettingError(
+            f"weights = '{PRETRAINED}': {task.name} has none (tasks that have: {', '.join(having)})"
+        )
+    if settings.tune not in task.tune:
+        raise SettingError(
+            f"tune = '{settings.tune}' cannot be used with {task.name} (allowed: {', '.join(task.tune)})"
+        )
+
+
+def _find_task(name: str) -> Net | Task | None:
+    """Look up a net of the paper or a ready task; None: the model is the user's own."""
+    if name == OWN_TASK:
+        return None
+    tasks: dict[str, Net | Task] = {**NETS, **TASKS}
+    if name not in tasks:
+        raise SettingError.unknown("task", name, tasks)
+    return tasks[name]
 
 
 def resolve(given: dict[str, Any]) -> Settings:

@@ -27,6 +27,8 @@ Scalar: TypeAlias = float | int | str | bool
 Arrays: TypeAlias = Any
 """An array (NumPy or torch) or a dict of arrays, equally long in their first axis; dicts may be nested."""
 
+Table: TypeAlias = Any
+"""A table in any of the ways that users have one: the path of a CSV, a list of dicts or a data frame."""
 
 MOST_NAMES = 80
 """An error lists no more than this many allowed names, the nearest."""
@@ -48,6 +50,10 @@ class SettingError(ValueError):
 
 class DivergedError(ArithmeticError):
     """What was learnt is no longer finite."""
+
+
+class Stop(Exception):  # noqa: N818 - like StopIteration, it is no error
+    """Raise it in a callback to end the run after this round; result, model and checkpoint are written."""
 
 
 def shown_bytes(count: float) -> str:
@@ -98,6 +104,10 @@ class Examples:
     def take(self, index: np.ndarray | slice) -> Examples:
         """The samples at these positions, in this order."""
         return Examples(_take(self.inputs, index), _take(self.targets, index), self.ids[index])
+
+    def view(self, index: np.ndarray | slice) -> Examples:
+        """The same; samples that are not in memory are not read yet."""
+        return self.take(index)
 
 
 def _take(arrays: Arrays, index: np.ndarray | slice) -> Arrays:

@@ -169,9 +169,12 @@ def test_methods_can_be_values_with_their_own_settings() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": nn.Linear(2, 2)}, "needs either train and test, or data .* there is neither"),
-        ({"train": images(9), "test": images(9)}, "go together"),
-        ({"model": nn.Linear(2, 2), "train": images(9), "test": images(9), "data": "mnist"}, "not both"),
+        ({"model": nn.Linear(2, 2)}, "needs one of train, clients, or data .* there is none"),
+        ({"train": images(9), "test": images(9)}, "train needs a model of your own"),
+        (
+            {"model": nn.Linear(2, 2), "train": images(9), "test": images(9), "data": "mnist"},
+            "there are train and data",
+        ),
         ({"model": nn.Linear(2, 2), "task": "cnn-mnist"}, "drop it, or drop the model"),
         ({"layers": ["a", "b"]}, "layers = .* needs a model of your own"),
         ({"rounds": 0}, "rounds"),
@@ -212,9 +215,7 @@ def test_callback_sees_every_round_and_may_stop_the_run(tmp_path: Path) -> None:
 
 
 def test_tensorboard_is_one_such_callback(tmp_path: Path) -> None:
-    from fedpmt.simulation.callbacks import TensorBoard
-
-    with TensorBoard(tmp_path / "board") as board:
+    with fedpmt.TensorBoard(tmp_path / "board") as board:
         api.run("fedpmt", rounds=2, devices=5, samples=20, cohort=5, on_round=board)
     assert any((tmp_path / "board").iterdir())
 

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 import fedpmt
 from fedpmt import records
 from fedpmt.cli import show
-from fedpmt.records import ResultRecord, RoundRecord, RunRecord, read_run
+from fedpmt.data import from_arrays
+from fedpmt.progress import named_score
+from fedpmt.records import ResultRecord, RoundRecord, RunRecord
 from fedpmt.report import default_targets, summary, tidy, time_to_target
 from fedpmt.report.page import page
 from fedpmt.training.ready_made import make_objective
@@ -70,7 +72,7 @@ def test_an_error_is_recorded_under_its_name_and_is_no_accuracy(runs: list[RunRe
         assert scores[0] > 100 > scores[-1]
         assert scores[-1] == result.score == pytest.approx(result.loss, rel=1e-5)
         assert "accuracy" not in result.as_json()
-        assert read_run(run.folder) == run
+        assert fedpmt.read_run(run.folder) == run
 
 
 def test_tables_show_it_as_a_plain_number_and_know_that_lower_is_better(runs: list[RunRecord]) -> None:
@@ -109,9 +111,9 @@ def test_the_command_line_shows_it_by_its_name(runs: list[RunRecord]) -> None:
     result = runs[0].result
     assert result is not None
     assert show.result_fields(result)["score (mse)"] == f"{result.score:.4g}"
-    assert show.named_score(runs[0].rounds[0]).startswith("mse ")
-    assert show.named_score(RoundRecord.model_validate({**EMPTY, "score": 0.5})) == "accuracy 50.0%"
-    assert show.score(result.model_copy(update={"score": None})) == "-"
+    assert named_score(runs[0].rounds[0]).startswith("mse ")
+    assert named_score(RoundRecord.model_validate({**EMPTY, "score": 0.5})) == "accuracy 50.0%"
+    assert result.model_copy(update={"score": None}).score_text == "-"
 
 
 def test_a_run_stops_at_a_target_from_its_own_side(runs: list[RunRecord]) -> None:
@@ -152,8 +154,7 @@ def test_what_a_diverged_run_is_scored(tmp_path: Path) -> None:
         problem = api.own_problem(
             settings,
             nn.Sequential(nn.Linear(4, classes or 1)),
-            (INPUTS[:60], values[:60]),
-            (INPUTS[60:], values[60:]),
+            from_arrays((INPUTS[:60], values[:60]), (INPUTS[60:], values[60:])),
             objective,
         )
         request = api.Request(settings, api.method_of(settings), partial(identity, problem))

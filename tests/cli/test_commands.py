@@ -22,6 +22,7 @@ RUN_FLAGS = (
     "--method --task --model --layers --data --data-dir "
     "--partition --partition-seed --public --validation --devices --samples "
     "--cohort --sampling --levels --level-draw --fleet --availability --failure --over-select --assign "
+    "--availability-trace --speed-trace "
     "--deadline --full-seconds --mode --prefix --depths --splitting --server-cap --server-speed --epochs "
     "--batch --lr --schedule --momentum --weight-decay --rounds --seed --workers --executor --eval-every "
     "--target --time-budget --checkpoint-seconds --set --out --resume --dry-run --json --config"
@@ -436,11 +437,9 @@ def test_data_list(tmp_path: Path) -> None:
     """What is built in is there; the others are not in an empty folder."""
     listed = call("data", "list", "--data-dir", tmp_path, "--json").json
     assert {one["name"]: one["state"] for one in listed} == {
+        **dict.fromkeys(DATASETS, "absent"),
         "embedded": "built in",
         "synthetic": "built in",
-        "mnist": "absent",
-        "fashion-mnist": "absent",
-        "cifar10": "absent",
     }
     text = call("data", "list", "--data-dir", tmp_path).out
     assert "cifar10" in text

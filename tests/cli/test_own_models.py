@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import fedpmt
 from fedpmt import records
-from fedpmt.own import load_arrays
+from fedpmt.own import _called
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "nets_of_mine.py").write_text(NETS)
-    load_arrays.cache_clear()
+    _called.cache_clear()
     importlib.invalidate_caches()
     yield tmp_path
     sys.modules.pop("nets_of_mine", None)
@@ -198,7 +198,7 @@ REFUSED = {
     "run --model nets_of_mine:small --data nets_of_mine:one_pair": ("must return ((inputs, targets),",),
     "run --model nets_of_mine:small --data nets_of_mine:sample": ("did you mean 'samples'",),
     "run --model nets_of_mine:small --data embeded": ("data = 'embeded' is unknown",),
-    "run --model nets_of_mine:small": ("or data", "there is neither"),
+    "run --model nets_of_mine:small": ("or data", "there is none"),
     "run --model nets_of_mine:small --task cnn-mnist --data embedded": ("task = 'cnn-mnist'", "drop"),
     "run --data nets_of_mine:samples": ("needs a model of your own",),
     "run --layers fc1,out": ("layers = 'fc1,out' needs a model of your own",),

@@ -200,7 +200,10 @@ def test_a_config_file_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("name,velocity\nphone,1\n", ("no column 'speed'", "name, velocity")),
+        ("name,count\nphone,1\n", ("no column 'speed'", "name, count")),
+        ("speed,uplink_mpbs\n1,8\n", ("column = 'uplink_mpbs' is unknown", "did you mean 'uplink_mbps'?")),
+        ("speed,name\n1,phone,8\n", ("line 2", "'8' stands in no column")),
+        ("speed,speed\n1,2\n", ("column 'speed' appears twice",)),
         ("speed\n1\n0\n", ("line 3", "speed = '0'")),
         ("speed\n-1\n", ("line 2", "speed = '-1'")),
         ("speed\nnan\n", ("line 2", "speed = 'nan'")),

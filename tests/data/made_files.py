@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copyreg
 import gzip
+import pickle
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -88,3 +90,57 @@ def write_cifar_pickled(folder: Path, count: int = 20) -> None:
     for position, name in enumerate(CIFAR_PICKLES):
         rows = cifar_records(count, position)
         (folder / name).write_bytes(old_pickle(rows[:, 1:], rows[:, 0].tolist()))
+
+
+class Frame:
+    """Pickled as an old table of pandas, whose names are put in afterwards."""
+
+    def __init__(self, columns: dict[str, np.ndarray]) -> None:
+        self.columns = columns
+
+    def __reduce__(self) -> Any:
+        return copyreg._reconstructor, (Frame, object, None), {"_data": Manager(self.columns)}  # type: ignore[attr-defined]
+
+
+class Manager(Frame):
+    def __reduce__(self) -> Any:
+        blocks, start = [], 0
+        for kind in (np.float64, np.int64):
+            values = np.stack([column for column in self.columns.values() if column.dtype == kind])
+            blocks.append({"values": values, "mgr_locs": slice(start, start + len(values), 1)})
+            start += len(values)
+        axes = [Index(list(self.columns)), Index([])]
+        state: Any = (axes, [], [], {"0.14.1": {"axes": axes, "blocks": blocks}})
+        return copyreg._reconstructor, (Manager, object, None), state  # type: ignore[attr-defined]
+
+
+class Index:
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def __reduce__(self) -> Any:
+        return new_index, (Index, {"data": np.array(self.names, dtype=object), "name": None})
+
+
+def new_index(kind: object, fields: object) -> None:
+    """Stands for the function of pandas."""
+
+
+def hapt_pickle(people: dict[int, list[Frame]]) -> bytes:
+    content = pickle.dumps(people, protocol=2)
+    for ours, theirs in {
+        "Frame": "pandas.core.frame\nDataFrame",
+        "Manager": "pandas.core.internals.managers\nBlockManager",
+        "Index": "pandas.core.indexes.base\nIndex",
+        "new_index": "pandas.core.indexes.base\n_new_Index",
+    }.items():
+        content = content.replace(f"c{__name__}\n{ours}\n".encode(), f"c{theirs}\n".encode())
+    return content
+
+
+def recording(labels: list[tuple[int, int]], start: int) -> Frame:
+    """Activities with their lengths, one after another; every signal is the time since `start`."""
+    marks = np.concatenate([np.full(length, label) for label, length in labels])
+    times = start + np.arange(len(marks), dtype=np.float64)
+    axes = ("acc-x", "acc-y", "acc-z", "gyro-x", "gyro-y", "gyro-z")
+    return Frame({**dict.fromkeys(axes, times), "sequence": np.arange(len(marks)), "label": marks})

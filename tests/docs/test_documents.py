@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import importlib
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from document_blocks import run_blocks
 
 import fedpmt
 import published  # noqa: F401 (before transformers, where torchvision lacks its operators)
+import reproduction
 from fedpmt.methods.registry import METHODS, fields
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +100,8 @@ def test_each_symbol_of_the_paper_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/adding-a-method.md", "docs/own-model.md", "docs/fine-tuning.md"]
+    "document",
+    ["README.md", "docs/adding-a-method.md", "docs/own-model.md", "docs/fine-tuning.md", "docs/fleets.md"],
 )
 def test_examples_run_and_print_what_is_shown(
     document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,8 +125,8 @@ def test_public_names_are_all_there_and_documented() -> None:
         value = getattr(fedpmt, name)
         assert value.__doc__
         assert getattr(fedpmt, name) is getattr(importlib.import_module(value.__module__), name)
-    with pytest.raises(AttributeError, match="no attribute 'runs'"):
-        fedpmt.runs  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'simulate'"):
+        fedpmt.simulate  # noqa: B018
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -146,3 +150,17 @@ def test_a_method_s_page_has_its_settings_and_their_defaults(name: str) -> None:
             assert re.match(rf"{re.escape(f'{default:.10g}')}(?![\d.])", cells[setting]), cells[setting]
         elif default is not None:
             assert cells[setting].startswith(default)
+
+
+MODULES = sorted(
+    info.name
+    for package in (fedpmt, reproduction)
+    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    if not info.name.endswith("__main__")
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name: str) -> None:
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert failed == 0

@@ -1,10 +1,15 @@
-"""The app folder, the deploy command's refusals, and the example."""
+"""The folder that Flower starts an app from, and what Flower's programs are started with."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
+import signal
+import subprocess
 import sys
+import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -20,18 +25,22 @@ from torch import nn
 from fedpmt import api
 from fedpmt.cli.main import program
 from fedpmt.data.sets import embedded
-from fedpmt.flower import apps, node_problem
+from fedpmt.flower import apps, node_problem, processes
 from fedpmt.flower.client import spend, state_folder
 from fedpmt.flower.deployment import Deployment, begin, read_config, write_config
+from fedpmt.flower.guard import start_time
 from fedpmt.flower.loopback import node_configs
+from fedpmt.flower.processes import environment_of
 from fedpmt.records import read_run
 from fedpmt.training.optimizers import Adam
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from flwr.app import Message
+
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-mnist"
 TWO_NODES: dict[str, Any] = {"devices": 2, "samples": 20, "cohort": 2, "batch": 10, "executor": "plain"}
@@ -268,3 +277,89 @@ def test_statistics_that_only_nodes_could_find_are_refused_before_anything_runs(
     assert [one.outcome for one in run.rounds[0].devices] == ["arrived"] * 2
     assert run.result is not None
     assert run.result.accuracy is not None
+
+
+def test_flowers_programs_are_found_by_name_where_no_environment_is_activated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`.venv/bin/fedpmt deploy` from any shell: the SuperLink starts `flower-superexec` by its bare name."""
+    monkeypatch.setenv("PATH", os.defpath)
+    found = shutil.which("flower-superexec", path=environment_of({})["PATH"])
+    assert found is not None
+    assert Path(found).parent == Path(processes.program("flower-superlink")).parent
+
+
+def test_folders_of_modules_hold_in_any_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["here", str(tmp_path)]))
+    assert environment_of({})["PYTHONPATH"] == os.pathsep.join([str(tmp_path / "here"), str(tmp_path)])
+
+
+STARTER = """
+import subprocess, sys, time
+from fedpmt.flower.guard import Guard
+
+child = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
+child += "start_new_session=True); time.sleep(600)"
+guard = Guard()
+left = subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+guard.watch(left.pid)
+print(left.pid, flush=True)
+sys.stdin.readline()
+guard.release()
+"""
+"""Starts a program that starts another in a session of its own, as Flower does."""
+
+
+def below(process: int) -> list[int]:
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True)
+    rows = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
+    return [child for child, parent in rows if parent == process]
+
+
+def gone(process: int) -> bool:
+    """Ended, or a defunct entry that nobody has collected."""
+    listed = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True, check=False
+    )
+    return listed.stdout.strip()[:1] in ("", "Z")
+
+
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_a_killed_program_has_started_is_stopped_and_what_it_released_is_not(killed: bool) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", STARTER], stdin=pipe, stdout=pipe, text=True) as starter:
+        assert starter.stdin is not None
+        assert starter.stdout is not None
+        child = int(starter.stdout.readline())
+        until(lambda: len(below(child)) == 1)
+        (grandchild,) = below(child)
+        if killed:
+            starter.send_signal(signal.SIGKILL)
+        else:
+            starter.stdin.write("\n")
+            starter.stdin.flush()
+        starter.wait(60)
+    try:
+        if killed:
+            until(lambda: gone(child) and gone(grandchild))
+        else:
+            time.sleep(1.0)
+            assert not gone(child)
+            assert not gone(grandchild)
+    finally:
+        for process in (child, grandchild):
+            if not gone(process):
+                os.kill(process, signal.SIGKILL)
+
+
+def test_a_process_is_known_by_when_it_began() -> None:
+    assert start_time(os.getpid()) == start_time(os.getpid()) != ""
+    assert start_time(2**22 + 1) == ""  # above the largest id

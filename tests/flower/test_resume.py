@@ -89,6 +89,19 @@ def test_a_round_that_devices_answered_twice_counts_twice(tmp_path: Path) -> Non
     assert stated == [epsilon(1.0, releases, 1e-5) for releases in (1, 3, 4, 4)]
 
 
+def test_a_run_is_extended_but_not_beyond_what_devices_were_promised(tmp_path: Path) -> None:
+    whole, _ = deploy(tmp_path / "whole", {**GIVEN, "rounds": 3})
+    deploy(tmp_path / "part", {**GIVEN, "rounds": 2})
+    extended, _ = deploy(tmp_path / "part", {**GIVEN, "rounds": 3}, resume=True)
+    assert whole.result is not None
+    assert extended.result is not None
+    assert whole.result.weights_sha256 == extended.result.weights_sha256
+    private = {**GIVEN, "rounds": 1, "dp_clip": 0.1}
+    deploy(tmp_path / "private", private)
+    with pytest.raises(SettingError, match="rounds must be 1, for which devices were promised"):
+        deploy(tmp_path / "private", {**private, "rounds": 2}, resume=True)
+
+
 @pytest.mark.parametrize(
     ("begun", "changed", "reason"),
     [

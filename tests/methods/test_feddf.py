@@ -160,7 +160,7 @@ def test_labels_of_public_samples_are_not_used() -> None:
 
 def test_the_best_student_on_validation_data_is_kept_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores .5 (the mean), .4, .7, .6, .6: the net after the second look, and a stop two looks later."""
-    method = FedDF(steps=100, every=3, patience=6)
+    method = FedDF(steps=100, every=3, steps_without_gain=6)
     bench = Bench(method)
     arrived = mixed(bench)
     scores, seen = iter([0.5, 0.4, 0.7, 0.6, 0.6]), []
@@ -317,7 +317,7 @@ def test_a_prototype_that_never_took_part_is_not_kept() -> None:
     [
         ("steps", -1, ">= 0"),
         ("every", 0, ">= 1"),
-        ("patience", 0, ">= 1"),
+        ("steps_without_gain", 0, ">= 1"),
         ("temperature", 0, "> 0"),
         ("rate", -1.0, "> 0"),
         ("clip", float("nan"), "> 0"),
@@ -336,7 +336,7 @@ def test_without_validation_data_the_last_student_is_kept(monkeypatch: pytest.Mo
         return seen[-1]
 
     monkeypatch.setattr("fedpmt.training.loop.train_on_server", noted)
-    bench = Bench(FedDF(every=2, patience=1))
+    bench = Bench(FedDF(every=2, steps_without_gain=1))
     ensemble = ensemble_of(bench, mixed(bench))
     best, steps = refine(bench, bench.state.tensors, ensemble, 5, validation=None)
     assert (steps, len(seen)) == (5, 3)

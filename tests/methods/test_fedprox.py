@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from benches import Bench, trained, work_cost
+from benches import Bench, Quadratics, trained, work_cost
 from hypothesis import given
 from hypothesis import strategies as st
-from quadratics import Quadratics
 from torch import nn
 
 from fedpmt import api

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from benches import Bench, work_cost
-from narrow_runs import check_fast_path, takes_fast_path
+from benches import Bench, check_fast_path, takes_fast_path, work_cost
 from torch import Tensor, nn
 from torch.nn import functional
 

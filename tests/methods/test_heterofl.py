@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from benches import Bench, trained
-from narrow_runs import check_fast_path, local_job, takes_fast_path
+from benches import Bench, check_fast_path, local_job, takes_fast_path, trained
 from torch import nn
 
 import fedpmt

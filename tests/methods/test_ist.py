@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benches import Bench, trained
-from narrow_runs import check_fast_path, takes_fast_path
+from benches import Bench, check_fast_path, takes_fast_path, trained
 from torch import nn
 
 from fedpmt import api

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from benches import Bench, work_cost
+from benches import WEIGHT, Bench, Quadratics, work_cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quadratics import WEIGHT, Quadratics
 from torch import nn
 
 from fedpmt import api

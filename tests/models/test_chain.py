@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 
 from fedpmt.models.chain import find_chain
 from fedpmt.models.layered import layered
-from models.chains_of_users import Convolutional, Nested, Perceptron, Shared, Viewed, twins
+from models.nets_of_users import Convolutional, Nested, Perceptron, SharedModules, Viewed, twins
 
 IMAGES = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 TWINS = twins()
@@ -71,7 +71,7 @@ def test_a_sequential_is_a_chain_of_whatever_it_holds() -> None:
 
 
 def test_looking_for_a_chain_changes_nothing() -> None:
-    net, random_net = Shared(), Layerdrop()
+    net, random_net = SharedModules(), Layerdrop()
     net.pool.eval()
     before, modes = copy.deepcopy(net.state_dict()), [one.training for one in net.modules()]
     torch_state, state, numpy_state = torch.get_rng_state(), random.getstate(), str(np.random.get_state())

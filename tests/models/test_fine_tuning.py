@@ -355,7 +355,7 @@ def test_a_prediction_counts_the_base_once_for_each_device(tmp_path: Path) -> No
     }
     run = tiny("fedavg", model=perceptron(0), **given)
     request = api.make_request(
-        "fedavg", {**given, "lr": 0.2}, model=perceptron(0), train=points(), test=points()
+        "fedavg", {**given, "lr": 0.2}, api.Own(model=perceptron(0), train=points(), test=points())
     )
     predicted = api.predict(request, tmp_path)
     assert predicted["base_bytes"] == BASE

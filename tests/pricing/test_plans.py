@@ -1,6 +1,9 @@
+"""Plans: which depth a device gets, how parts are matched to it, and depths that follow measured seconds."""
+
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,14 +11,19 @@ import pytest
 
 import fedpmt
 from fedpmt import api, prices
-from fedpmt.devices.fleet import make_fleet
+from fedpmt.devices.fleet import Device, drifted, make_fleet
+from fedpmt.pricing.adaptive import clamp_seconds, fit_speed
+from fedpmt.pricing.matching import match_keep
 from fedpmt.simulation.assemble import make_price, plan
 from fedpmt.training.local import local_settings
+from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fedpmt.pricing.plan_table import PlanTable
+    from fedpmt.records import RunRecord
+
 
 SMALL: dict[str, Any] = {
     "data": "synthetic",
@@ -138,3 +146,134 @@ def test_a_measured_machine_agrees_with_the_plan() -> None:
     planner = plan(settings, api.paper_problem_of(settings), make_fleet(settings))
     priced = [planner.price(part).memory_bytes for part in planner.depths]
     assert priced == pytest.approx([row["peak_bytes"] for row in measured], rel=0.02)
+
+
+def test_agrees_with_a_search_over_the_whole_grid() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        power, budget = rng.uniform(1, 3), rng.uniform(0, 1200)
+        costs = {step / 100: 1000 * (step / 100) ** power for step in range(10, 101)}
+        keep, fits = match_keep(lambda rate, power=power: 1000 * rate**power, budget)  # type: ignore[misc]
+        assert abs(costs[keep] - budget) == min(abs(cost - budget) for cost in costs.values())
+        assert fits == (costs[0.1] <= budget)
+
+
+def test_asks_for_few_prices() -> None:
+    asked: list[float] = []
+    match_keep(lambda keep: asked.append(keep) or keep, 0.777)  # type: ignore[func-returns-value]
+    assert len(asked) <= 8
+
+
+def test_of_two_equally_near_rates_takes_the_cheaper() -> None:
+    assert match_keep(lambda keep: round(100 * keep), 33.5) == (0.33, True)
+
+
+def test_ends_of_the_grid() -> None:
+    assert match_keep(lambda keep: keep, math.inf) == (1.0, True)
+    assert match_keep(lambda keep: keep, 0.1) == (0.1, True)
+    assert match_keep(lambda keep: keep, 0.0999) == (0.1, False)
+
+
+RUN: dict[str, Any] = {
+    "method": "fedpmt",
+    "data": "synthetic",
+    "task": "fcnn-mnist",
+    "devices": 5,
+    "cohort": 5,
+    "samples": 20,
+    "batch": 20,
+    "rounds": 40,
+    "eval_every": 40,
+    "levels": "1/5,1/4,1/3,1/2,1",
+    "deadline": 75.0,
+    "full_seconds": 10.0,
+}
+
+
+def late(run: RunRecord, first: int = 0) -> int:
+    return sum(one.outcome == "late" for step in run.rounds[first:] for one in step.devices)
+
+
+def test_the_newest_measurement_counts_by_its_weight() -> None:
+    """10 s and then 20 s for the same work: 15 s at half weight, so two thirds of the speed."""
+    assert fit_speed(1.0, 0.5, 0.5) == pytest.approx(2 / 3)
+    speed = 1.0
+    for _ in range(30):
+        speed = fit_speed(speed, 0.2, 0.5)
+    assert speed == pytest.approx(0.2)
+
+
+def test_speeds_swing_around_what_is_stated() -> None:
+    speeds = [drifted(Device(3, 1, 0.5), (2.0, 20.0), round_index, seed=0).speed for round_index in range(20)]
+    assert max(speeds) == pytest.approx(1.0, rel=0.02)
+    assert min(speeds) == pytest.approx(0.25, rel=0.02)
+
+
+def test_true_speeds_are_found_where_stated_ones_are_wrong(tmp_path: Path) -> None:
+    """The swing is so slow that speeds stand still, at other values than stated."""
+    given = {**RUN, "drift": "3,100000", "rounds": 15, "eval_every": 15}
+    stated = api.run(**given, out=tmp_path / "stated")
+    adaptive = api.run(**given, speeds="measured", out=tmp_path / "measured")
+    assert late(stated, 10) > 0
+    assert late(adaptive, 10) == 0
+
+
+def test_drift_is_followed(tmp_path: Path) -> None:
+    given = {**RUN, "drift": "2.5,40", "rounds": 40, "eval_every": 40}
+    stated = api.run(**given, out=tmp_path / "stated")
+    adaptive = api.run(**given, speeds="measured", speed_weight=0.8, out=tmp_path / "measured")
+    assert late(adaptive, 5) < 0.4 * late(stated, 5)
+    # The slowest device trains everything while it is fast, and less while it is slow.
+    parts = {one.part for step in adaptive.rounds for one in step.devices if one.device == 0}
+    assert len(parts) > 1
+    assert "depth 4" in parts
+
+
+def test_a_resume_remembers_what_was_measured(tmp_path: Path) -> None:
+    given = {
+        **RUN,
+        "drift": "2,10",
+        "speeds": "measured",
+        "rounds": 6,
+        "eval_every": 1,
+        "checkpoint_seconds": 0,
+    }
+    whole = api.run(**given, out=tmp_path / "whole")
+
+    def stop(record: Any) -> None:
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        api.run(**given, out=tmp_path / "part", on_round=stop)
+    resumed = api.run(**given, out=tmp_path / "part", resume=True)
+    assert [[one.part for one in step.devices] for step in resumed.rounds] == [
+        [one.part for one in step.devices] for step in whole.rounds
+    ]
+    assert resumed.result is not None
+    assert whole.result is not None
+    assert resumed.result.weights_sha256 == whole.result.weights_sha256
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"drift": "0.5,10"}, "a factor of at least 1"),
+        ({"drift": "2"}, "write FACTOR,ROUNDS"),
+        ({"speeds": "measured", "splitting": "device"}, "needs a server that fits depths"),
+        ({"speed_weight": 0}, "speed-weight = '0' is refused"),
+    ],
+)
+def test_settings_that_cannot_be(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SettingError, match=reason):
+        api.settings_of(given)
+
+
+@pytest.mark.parametrize("late", [None, 120.0])
+@pytest.mark.parametrize("seconds", [5e-324, 1.0, 1.79e308])
+def test_speeds_stay_numbers_to_plan_with_whatever_seconds_are_reported(
+    seconds: float, late: float | None
+) -> None:
+    speed = fit_speed(1.0, 10.0 / clamp_seconds(seconds, late), 1.0)
+    assert 1e-9 < speed < 1e9
+    assert clamp_seconds(1.0, late) == 1.0

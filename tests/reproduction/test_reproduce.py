@@ -1,8 +1,9 @@
-"""`python -m reproduction`: each artefact on a small scale, and what its tables say."""
+"""The command, and the pages that it makes."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +12,17 @@ import pytest
 
 from fedpmt.cli.main import program as library_program
 from fedpmt.report.quantities import Spread
+from fedpmt.report.theme import new_figure
 from fedpmt.types import SettingError
 from reproduction import accuracy, completion_time, complexity, paper
-from reproduction.__main__ import PAGES, program
-from reproduction.artefact import Artefact, Table, publish
+from reproduction.__main__ import PAGES, PROGRAM, program
+from reproduction.artefact import Artefact, Picture, Table, publish, versions
 from reproduction.catalogue import EXPERIMENTS
 from reproduction.claims import Case, Claim, write_verdicts
 from reproduction.completion_time import Estimate
 from reproduction.library import Library
 from reproduction.paper import IID, TWO_CLASSES, Scope
+from web_pages import read, shown_by_a_browser
 
 
 def test_every_printed_operation_comes_out(tmp_path: Path) -> None:
@@ -203,3 +206,92 @@ def test_quick(tmp_path: Path) -> None:
     assert program(["all", "--quick", "--out", str(tmp_path), "--work", str(tmp_path / "work")]) == 0
     final = json.loads((tmp_path / "accuracy.json").read_text())["final"]
     assert {row["seeds"] for row in final} == {1}
+
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+QUICK = ("complexity", "leaderboard-embedded-even")
+"""Made in seconds; the others read more runs, or train a little."""
+
+SLOW = (
+    "accuracy", "completion-time", "studies", "rivals", "leaderboard-cifar10", "leaderboard-embedded",
+    "leaderboard-embedded-deadline",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("page", [*QUICK, *(pytest.param(page, marks=pytest.mark.slow) for page in SLOW)])
+def test_a_page_is_made_again_to_the_byte(page: str, tmp_path: Path) -> None:
+    published = json.loads((RESULTS / f"{page}.json").read_text())
+    command = published["command"].removeprefix(PROGRAM).removesuffix("--draw-only")
+    places = ["--out", str(tmp_path), "--records", str(RESULTS / "records"), "--draw-only"]
+    assert program([*shlex.split(command), *places]) == 0
+    made = {
+        path.name: path.read_text() for path in tmp_path.iterdir() if path.suffix in (".md", ".json", ".svg")
+    }
+    made.pop("README.md", None)
+    assert {f"{page}.md", f"{page}.json"} <= made.keys()
+    for name, text in made.items():
+        # The page names the versions it was made with; others may give the same numbers.
+        same = text.replace(", ".join(versions()), ", ".join(published["versions"]))
+        for here, there in zip(versions(), published["versions"], strict=True):
+            same = same.replace(f'"{here}"', f'"{there}"')
+        assert same == (RESULTS / name).read_text(), name
+
+
+def test_every_page_with_kept_runs_is_tried_here() -> None:
+    kept = {path.name.partition(".")[0] for path in (RESULTS / "records").iterdir()}
+    assert kept <= {*QUICK, *SLOW}
+
+
+def artefact() -> Artefact:
+    figure = new_figure(3, 2)
+    figure.subplots().plot([0, 1], [0, 1])
+    return Artefact(
+        "trial",
+        "A <trial>",
+        "python -m reproduction trial",
+        "It is **so**, see [studies](studies.md).\n\n- <b>one</b>\n- `two`",
+        [
+            Table("Numbers", ("method", "value"), [("**FedPMT**", "1 < 2")], "A *note*."),
+            Table("Words", ("method", "said"), [("FedAvg", "a | b")], words=True),
+        ],
+        [Picture("trial-curve", figure, "A curve, 1 seed")],
+        claims=[Claim("it is fast", "IV", [Case("here", True, "2 x")], "nothing")],
+    )
+
+
+def test_the_page_has_all_of_the_artefact_and_needs_nothing_beside_it(tmp_path: Path) -> None:
+    paths = publish(artefact(), tmp_path)
+    text = (tmp_path / "trial.html").read_text()
+    assert tmp_path / "trial.html" in paths
+    found = read(text, frozenset({"studies.html"}))
+    assert found.tags["table"] == 3
+    assert found.tags["svg"] == 1
+    assert {"summary", "figures", "table-1", "table-2", "table-3"} <= set(found.ids)
+    words = "".join(found.words)
+    for one in (
+        "A <trial>",
+        "1 < 2",
+        "a | b",
+        "A curve, 1 seed",
+        "it is fast",
+        "python -m reproduction trial",
+    ):
+        assert one in words
+    # Markup of ours is markup, that of records is text.
+    assert "<strong>FedPMT</strong>" in text
+    assert "<em>note</em>" in text
+    assert "<b>one</b>" in words
+
+
+def test_the_same_artefact_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        publish(artefact(), tmp_path / name)
+    assert (tmp_path / "a" / "trial.html").read_bytes() == (tmp_path / "b" / "trial.html").read_bytes()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_browser_shows_it(tmp_path: Path, dark: bool) -> None:
+    publish(artefact(), tmp_path)
+    sections = ("summary", "figures", "table-1", "table-2", "table-3")
+    shown_by_a_browser(tmp_path / "trial.html", sections, width=1360, dark=dark)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from killed_runs import interrupted, refused, run, tree
 
-from fedpmt.simulation.checkpoint import DIGEST, write_value
+from fedpmt import api
+from fedpmt.simulation.checkpoint import DIGEST, DeviceStore, write_value
 from fedpmt.simulation.runner import Totals, exclusive, open_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 FLAGS = ("--devices", "10", "--samples", "20", "--cohort", "5", "--rounds", "6", "--batch", "10")
 
@@ -43,7 +46,7 @@ def test_it_could_have_been_continued(broken_off: Path) -> None:
     ("flags", "words"),
     [
         (("--seed", "4"), "its seed is '0', not '4'"),
-        (("--rounds", "7"), "its rounds is '6', not '7'"),
+        (("--rounds", "5"), "rounds must be >= 6, those of the run in"),
         (("--lr", "0.5"), "its lr is '0.05', not '0.5'"),
         (("--method", "fedavg"), "its method is 'fedpmt', not 'fedavg'"),
         (("--set", "weight=uniform"), "its options is '{}'"),
@@ -253,3 +256,36 @@ def test_the_configuration_is_as_it_was_resolved(broken_off: Path) -> None:
     config = json.loads((broken_off / "config.json").read_bytes())
     assert config["format"] == 1
     assert (config["settings"]["rounds"], config["settings"]["lr"]) == (6, 0.05)
+
+
+def test_half_written_files_are_removed(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "rounds": 1,
+        "devices": 5,
+        "samples": 10,
+        "cohort": 5,
+        "out": tmp_path / "run",
+    }
+    api.run("fedavg", **settings)
+    folder = tmp_path / "run"
+    (folder / "result.json").unlink()
+    left = [
+        folder / ".checkpoint.safetensors.abc",
+        folder / ".model.safetensors.abc",
+        folder / ".result.json.abc",
+    ]
+    for path in left:
+        path.write_bytes(b"half")
+    assert api.run("fedavg", resume=True, **settings).result is not None
+    assert not any(path.exists() for path in left)
+
+
+def test_half_written_device_states_are_removed(tmp_path: Path) -> None:
+    store = DeviceStore(tmp_path)
+    store.write(3, 0, {"bias": torch.ones(2)})
+    store.write(3, 1, {"bias": torch.zeros(2)})
+    left = next(tmp_path.glob("*")) / ".3-1.safetensors.abc"
+    left.write_bytes(b"half")
+    DeviceStore(tmp_path).recover({3: 0})
+    assert [path.name for path in tmp_path.glob("*/*")] == ["3-0.safetensors"]
+    assert DeviceStore(tmp_path).read(3, 0)["bias"].tolist() == [1, 1]

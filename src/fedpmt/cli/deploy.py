@@ -12,6 +12,7 @@ import typer
 from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
 from fedpmt.cli.runs import Json, Resume, request_for
+from fedpmt.progress import show_progress
 from fedpmt.records import DeviceRecord, RunRecord
 from fedpmt.report.quantities import score_title
 from fedpmt.types import SettingError, shown_bytes
@@ -98,7 +99,8 @@ def deploy(
         show.say(f"the app is {places.app}; run it with: flwr run {places.app}")
         return
     try:
-        with show.progress(f"{settings.method} on {settings.devices} nodes", settings.rounds) as on_round:
+        label = f"{settings.method} on {settings.devices} nodes"
+        with show_progress(label, settings.rounds, shown=True) as on_round:
             finished = deploy_here(
                 places,
                 settings,
@@ -121,7 +123,7 @@ def _tables(finished: RunRecord) -> None:
     result = finished.result
     assert result is not None
     shown = {
-        score_title(result.score_name): show.score(result),
+        score_title(result.score_name): result.score_text,
         "rounds": str(result.rounds),
         "seconds": show.number(result.virtual_seconds),
         "uploaded": shown_bytes(result.bytes_up),

@@ -31,6 +31,7 @@ Draw = Annotated[
 
 TRAINING_ONLY = (
     "method",
+    "weights",
     "partition",
     "partition_seed",
     "public",
@@ -41,6 +42,8 @@ TRAINING_ONLY = (
     "speeds",
     "speed_weight",
     "drift",
+    "availability_trace",
+    "speed_trace",
     "dp_clip",
     "dp_noise",
     "dp_delta",

@@ -15,10 +15,12 @@ from fedpmt import api, records
 from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
 from fedpmt.methods.registry import fields, method_class, method_names
+from fedpmt.progress import show_progress
 from fedpmt.records import ResultRecord, RunRecord
 from fedpmt.report import tables
 from fedpmt.report.budgets import ACTIONS, BudgetRow, budgets
 from fedpmt.settings import Settings
+from fedpmt.simulation.callbacks import TRACKERS, OnRound, Tracker, call_each
 from fedpmt.simulation.runner import differing
 from fedpmt.types import SettingError, shown_bytes
 
@@ -45,6 +47,14 @@ DryRun = Annotated[
         rich_help_panel="The run",
     ),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="|".join(TRACKERS),
+        help="Write each round for this tool, too; may be given several times.",
+        rich_help_panel="The run",
+    ),
+]
 Seeds = Annotated[str, typer.Option(help="Seeds, as 0-2,7.", rich_help_panel="Training")]
 
 
@@ -53,6 +63,7 @@ def run(
     given: dict[str, Any],
     out: Out = None,
     resume: Resume = False,
+    track: Track = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -62,8 +73,9 @@ def run(
     if dry_run:
         _predict(request, out or RUNS, as_json=as_json)
         return
-    folder = out or _folder(settings, resume=resume)
-    with watched(request, folder) as (on_start, on_round):
+    folder = out or _folder(settings, resume=resume, extend="rounds" in given)
+    with tracked(track) as trackers, watched(request, folder) as (on_start, watching):
+        on_round = call_each([watching, *trackers])
         finished = api.start(request, folder, resume=resume, on_round=on_round, on_start=on_start)
     if as_json:
         print(json.dumps(_result(finished).as_json()))
@@ -83,6 +95,7 @@ def compare(
     seeds: Seeds = "0",
     out: Out = None,
     resume: Resume = False,
+    track: Track = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -103,7 +116,10 @@ def compare(
                 f"out = '{parent}' already holds runs; continue them with --resume or name another folder"
             )
         parent = _fresh(parent)
-    finished = api.compare(methods, seeds=chosen, out=parent, resume=resume, watch=watched, **given)
+    with tracked(track) as trackers:
+        finished = api.compare(
+            methods, seeds=chosen, out=parent, resume=resume, watch=watched, on_round=trackers, **given
+        )
     spent = budgets(finished)
     if as_json:
         document: dict[str, Any] = {"runs": [_result(one).as_json() for one in finished]}
@@ -177,12 +193,24 @@ def request_for(given: dict[str, Any], out: Path | None, *, resume: bool) -> api
 
 
 @contextlib.contextmanager
-def watched(request: api.Request, folder: Path) -> Iterator[tuple[Callable[[], None], api.OnRound]]:
+def tracked(names: list[str] | None) -> Iterator[list[Tracker]]:
+    """Make the trackers of these names, and close them in the end."""
+    with contextlib.ExitStack() as stack:
+        trackers = []
+        for name in names or ():
+            if name not in TRACKERS:
+                raise SettingError.unknown("track", name, TRACKERS)
+            trackers.append(stack.enter_context(TRACKERS[name]()))
+        yield trackers
+
+
+@contextlib.contextmanager
+def watched(request: api.Request, folder: Path) -> Iterator[tuple[Callable[[], None], OnRound]]:
     """Say where a run's records go once it starts, and show its progress."""
     settings = request.settings
     name = f"{settings.method}, seed {settings.seed}"
     try:
-        with show.progress(name, settings.rounds) as on_round:
+        with show_progress(name, settings.rounds, shown=True) as on_round:
             yield lambda: show.say(f"{name}: {folder}"), on_round
     except KeyboardInterrupt:
         show.say(f"interrupted; continue with --resume --out {folder}")
@@ -204,18 +232,20 @@ def _fresh(folder: Path) -> Path:
     return candidate
 
 
-def _folder(settings: Settings, *, resume: bool) -> Path:
-    """A new folder under runs/; to resume, the latest there with these settings."""
+def _folder(settings: Settings, *, resume: bool, extend: bool) -> Path:
+    """A new folder under runs/; to resume, the latest there with these settings, or to `extend`, with fewer rounds."""
     base = RUNS / api.slug(
         f"{settings.method}-{settings.model or settings.task}-{settings.data}-{settings.partition}"
         f"-seed{settings.seed}"
     )
     if resume and RUNS.is_dir():
         found = sorted(RUNS.glob(f"{base.name}*"), key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in found:
-            stored = records.read_config(path)
-            if stored is not None and differing(stored, settings) is None:
-                return path
+        stored = {path: records.read_config(path) for path in found}
+        same = {path: one for path, one in stored.items() if one and differing(one, settings) is None}
+        whole = [path for path, one in same.items() if one.get("rounds", settings.rounds) == settings.rounds]
+        fewer = [path for path, one in same.items() if extend and one.get("rounds", 0) < settings.rounds]
+        if whole or fewer:
+            return (whole or fewer)[0]
     return _fresh(base)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,23 +12,16 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 
 from fedpmt.report.quantities import score_title
 
 if TYPE_CHECKING:
-    from fedpmt.records import ResultRecord, RoundRecord
-    from fedpmt.simulation.loop import OnRound
-
-PLAIN_SECONDS = 5.0
-"""Without a terminal a line is printed this often."""
+    from fedpmt.records import ResultRecord
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
@@ -65,51 +57,6 @@ def warnings() -> Iterator[None]:
         log.removeHandler(handler)
 
 
-@contextmanager
-def progress(label: str, rounds: int) -> Iterator[OnRound]:
-    """Shows rounds as they pass: a bar on a terminal, a line now and then elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _lines(label, rounds)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[score]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(label, total=rounds, score="")
-
-        def on_round(record: RoundRecord) -> None:
-            shown: dict[str, Any] = {} if record.score is None else {"score": named_score(record)}
-            bar.update(task, completed=record.round, **shown)
-
-        yield on_round
-
-
-def _lines(label: str, rounds: int) -> OnRound:
-    begun = time.monotonic()
-    last = begun
-    first_round = 0
-
-    def on_round(record: RoundRecord) -> None:
-        nonlocal last, first_round
-        first_round = first_round or record.round
-        now = time.monotonic()
-        if now - last < PLAIN_SECONDS and record.round < rounds:
-            return
-        last = now
-        score = "" if record.score is None else f", {named_score(record)}"
-        done = record.round - first_round + 1
-        left = (now - begun) / done * (rounds - record.round)
-        say(f"{label}: round {record.round}/{rounds}{score}, {now - begun:.0f} s, about {left:.0f} s left")
-
-    return on_round
-
-
 def number(value: float | None, digits: int = 1) -> str:
     """A number with thousands marked; a dash for none."""
     return "-" if value is None else f"{value:,.{digits}f}"
@@ -120,26 +67,14 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def score(record: RoundRecord | ResultRecord) -> str:
-    """A score: in percent if it is an accuracy, else as a plain number."""
-    if record.score is None or record.accuracy is not None:
-        return percent(record.accuracy)
-    return f"{record.score:.4g}"
-
-
-def named_score(record: RoundRecord | ResultRecord) -> str:
-    """A score with its name."""
-    return f"{record.score_name} {score(record)}"
-
-
 def result_fields(result: ResultRecord) -> dict[str, Any]:
     """What a run ended with, its score under its own name."""
     values = result.model_dump(mode="json", exclude={"score_name", "maximize", "scores", "score_by_width"})
-    scored = {score_title(result.score_name): score(result)}
+    scored = {score_title(result.score_name): result.score_text}
     scored |= {score_title(name): f"{value:.4g}" for name, value in result.scores.items()}
     if result.score_by_width is not None:
         widths = result.score_by_width.items()
-        shown = (f"{width}: {score(result.model_copy(update={'score': one}))}" for width, one in widths)
+        shown = (f"{width}: {result.model_copy(update={'score': one}).score_text}" for width, one in widths)
         scored["score_by_width"] = ", ".join(shown)
     fields: dict[str, Any] = {}
     for key, value in values.items():

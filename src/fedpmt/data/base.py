@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
 
     from fedpmt.types import Examples
+
+
+@dataclass(frozen=True)
+class OwnTest:
+    """Samples that devices keep for their own test."""
+
+    examples: Examples
+    owners: np.ndarray  # the device of each sample
 
 
 class FederatedData(ABC):
@@ -21,6 +30,9 @@ class FederatedData(ABC):
     test: Examples
     public: Examples | None = None  # unlabelled, no device's own; every target is NO_LABEL
     validation: Examples | None = None  # labelled, the server's own
+    is_read: bool = False  # whether samples are read from a data set batch by batch, and not held
+    own_test: OwnTest | None = None  # None: devices keep none
+    names: tuple[str, ...] = ()  # of the devices, where their data has owners with names
 
     @property
     def input_shape(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
@@ -32,6 +44,11 @@ class FederatedData(ABC):
     @abstractmethod
     def samples(self, device: int) -> int:
         """How many samples the device holds, |D_k|."""
+
+    @property
+    def sizes(self) -> int | np.ndarray | None:
+        """|D_k| of every device; one number where all are equal, None where only a device knows its own."""
+        return None
 
     @abstractmethod
     def shard(self, device: int) -> Examples:

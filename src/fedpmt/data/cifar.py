@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpmt.data.folders import find, find_other_form
+from fedpmt.data.folders import find, find_other_form, read_content
+from fedpmt.data.pickles import read_pickle
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def _find(
 
 
 def _binary(path: Path, shape: tuple[int, ...]) -> Batch:
-    content = _bytes(path)
+    content = read_content(path)
     record = 1 + math.prod(shape)
     if not content or len(content) % record:
         raise SettingError(
@@ -67,11 +66,8 @@ def _binary(path: Path, shape: tuple[int, ...]) -> Batch:
 
 
 def _pickled(path: Path, shape: tuple[int, ...]) -> Batch:
-    content, pixels = _bytes(path), math.prod(shape)
-    try:
-        table = _Unpickler.table(content)
-    except Exception as error:  # a damaged pickle can raise anything
-        raise SettingError(f"{path} is damaged: it cannot be unpickled ({_one_line(error)})") from error
+    pixels = math.prod(shape)
+    table = read_pickle(path, encoding="bytes")
     if not isinstance(table, Mapping):
         raise SettingError(f"{path} is damaged: it holds no table")
     fields = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in table.items()}
@@ -90,46 +86,3 @@ def _pickled(path: Path, shape: tuple[int, ...]) -> Batch:
     if len(images) != len(labels) or not labels:
         raise SettingError(f"{path} is damaged: it holds {len(images)} images and {len(labels)} labels")
     return images.reshape(-1, *shape), np.array(labels, dtype=np.uint8)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SettingError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _latin1(text: str, encoding: str) -> bytes:
-    """How newer protocols spell bytes in an old pickle; other codecs stay out of reach."""
-    if encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError(f"the codec {encoding!r} is not admitted")
-    return text.encode("latin1")
-
-
-class _Unpickler(pickle.Unpickler):
-    """Admits arrays and plain containers only: a pickle from elsewhere must not be able to run code."""
-
-    _RECONSTRUCT: ClassVar[Any] = np.empty(0).__reduce__()[0]
-    _ADMITTED: ClassVar[dict[tuple[str, str], Any]] = {
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-        ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-        ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-        ("_codecs", "encode"): _latin1,
-    }
-
-    @classmethod
-    def table(cls, content: bytes) -> Any:
-        """What a pickle of Python 2 or 3 holds."""
-        return cls(io.BytesIO(content), encoding="bytes").load()
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The few names that a pickled batch needs."""
-        try:
-            return self._ADMITTED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"{module}.{name} is not admitted") from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpmt.data.folders import data_folder
+from fedpmt.data.lazy import Lazy, known_targets
 from fedpmt.data.registry import DATASETS, with_samples
 from fedpmt.types import IGNORED, Examples, SettingError
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from fedpmt.types import Arrays
 
 __all__ = ["LoadedDataset", "Owners", "data_folder", "from_arrays", "load"]
+
+
+ARRAYS = "arrays"
+"""The name of a user's own samples."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ def load(name: str, data_dir: Path | None, *, like: str | None = None) -> Loaded
 
 
 def from_arrays(
-    train: tuple[Arrays, Arrays], test: tuple[Arrays, Arrays], name: str = "arrays"
+    train: tuple[Arrays, Arrays], test: tuple[Arrays, Arrays], name: str = ARRAYS
 ) -> LoadedDataset:
     """A user's own inputs and targets, as NumPy arrays, torch tensors or dicts of them.
 
@@ -74,28 +79,38 @@ def from_arrays(
     if name in DATASETS:
         # By its name a set is known to be scaled, and whose images it holds.
         raise SettingError(f"name = '{name}' is the name of a data set of the library; choose another")
-    examples = {}
-    for part, (inputs, targets) in {"train": train, "test": test}.items():
-        clean_inputs, clean_targets = (
-            _clean(f"{part} inputs", inputs, False),
-            _clean(f"{part} targets", targets, True),
+    ours, theirs = make_examples("train", *train), make_examples("test", *test)
+    check_alike("train", ours, "test", theirs)
+    return LoadedDataset(name, ours, theirs, find_classes(ours, theirs))
+
+
+def make_examples(what: str, inputs: Any, targets: Any) -> Examples:
+    """Samples of a user's arrays, not copied where they are float32 or int64; `what` is how errors call them."""
+    clean_inputs = clean_arrays(f"{what} inputs", inputs, False)
+    clean_targets = clean_arrays(f"{what} targets", targets, True)
+    lengths = {len(array) for arrays in (clean_inputs, clean_targets) for _, array in _named("", arrays)}
+    if len(lengths) != 1:
+        raise SettingError(
+            f"{what}: inputs and targets differ in length ({', '.join(map(str, sorted(lengths)))})"
         )
-        lengths = {len(array) for arrays in (clean_inputs, clean_targets) for _, array in _named("", arrays)}
-        if len(lengths) != 1:
-            raise SettingError(
-                f"{part}: inputs and targets differ in length ({', '.join(map(str, sorted(lengths)))})"
-            )
-        examples[part] = Examples(clean_inputs, clean_targets, np.arange(lengths.pop()))
+    return Examples(clean_inputs, clean_targets, np.arange(lengths.pop()))
+
+
+def check_alike(first: str, ours: Examples, second: str, theirs: Examples) -> None:
+    """Refuse samples of another kind; of samples that are not in memory one is looked at, and not its lengths."""
+    lazy = isinstance(ours, Lazy) or isinstance(theirs, Lazy)
+    ours, theirs = (one.take(slice(0, 1)) if isinstance(one, Lazy) else one for one in (ours, theirs))
     for kind in ("inputs", "targets"):
-        ours, theirs = (_signature(getattr(examples[part], kind)) for part in ("train", "test"))
-        if ours != theirs:
-            raise SettingError(f"train and test {kind} do not agree: {_show(ours)} and {_show(theirs)}")
-    return LoadedDataset(
-        name, examples["train"], examples["test"], _classes(examples["train"], examples["test"])
-    )
+        signatures = [_signature(getattr(one, kind), ragged=lazy) for one in (ours, theirs)]
+        if signatures[0] != signatures[1]:
+            joined = f"{first} and {second}"
+            raise SettingError(
+                f"{joined} {kind} do not agree: {_show(signatures[0])} and {_show(signatures[1])}"
+            )
 
 
-def _clean(label: str, arrays: Arrays, targets: bool) -> Arrays:
+def clean_arrays(label: str, arrays: Any, targets: bool) -> Arrays:
+    """A user's array, or dict of arrays, of numbers that the library computes with."""
     if isinstance(arrays, Mapping):
         if not arrays:
             raise SettingError(f"{label} are an empty dict")
@@ -127,9 +142,12 @@ def _named(label: str, arrays: Arrays) -> list[tuple[str, np.ndarray]]:
     return list(arrays.items()) if isinstance(arrays, Mapping) else [(label, arrays)]
 
 
-def _signature(arrays: Arrays) -> dict[str, str]:
+def _signature(arrays: Arrays, *, ragged: bool = False) -> dict[str, str]:
+    """What arrays are of; where batches may differ in length, how many axes they have."""
     return {
-        name: " x ".join([array.dtype.name, *map(str, array.shape[1:])])
+        name: " x ".join(
+            [array.dtype.name, *(["?"] * (array.ndim - 1) if ragged else map(str, array.shape[1:]))]
+        )
         for name, array in sorted(_named("", arrays))
     }
 
@@ -138,10 +156,12 @@ def _show(signature: dict[str, str]) -> str:
     return ", ".join(f"{name}: {shape}" if name else shape for name, shape in signature.items())
 
 
-def _classes(train: Examples, test: Examples) -> int | None:
-    if isinstance(train.targets, Mapping) or train.targets.dtype.kind == "f" or train.targets.ndim != 1:
+def find_classes(train: Examples, test: Examples | None) -> int | None:
+    """How many classes there are; None where targets are not one class per sample, or would all have to be read."""
+    known = [known_targets(examples) for examples in (train, test) if examples is not None]
+    if any(one is None or one.dtype.kind == "f" or one.ndim != 1 for one in known):
         return None
-    labels = np.concatenate([train.targets, test.targets])
+    labels = np.concatenate([one for one in known if one is not None])
     labels = labels[labels != IGNORED]
     # Where they are to be classes, the objective refuses them.
     return None if not labels.size or labels.min() < 0 else 1 + int(labels.max())

@@ -32,7 +32,7 @@ class OtherForm:
 
 @dataclass(frozen=True)
 class Scale:
-    """Mean and standard deviation of each channel over the training images, where the largest byte is 1."""
+    """Mean and standard deviation of each channel over the training inputs; in images the largest byte is 1."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
@@ -82,12 +82,14 @@ class Dataset:
 
     name: str
     shape: tuple[int, ...]  # of one input
-    classes: int | None  # None: regression
+    classes: int | None  # None: targets are not one class per sample
     defaults: Defaults
     load: Load | None = None
     draw: Draw | None = None
     train: int | None = None  # number of training samples; None: as many as the devices ask for
     clients: int | None = None  # how many owners its samples have, each a device; None: they have none
+    tokens: int | None = None  # inputs are whole numbers below this; None: they are real numbers
+    fields: tuple[str, ...] = ()  # names of the arrays where an input is a dict, each of this shape
     scale: Scale | None = None  # None: `load` returns inputs that need no scaling
     built_in: str = ""  # where the samples come from if there is nothing to fetch
     files: tuple[DataFile, ...] = ()

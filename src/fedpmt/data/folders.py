@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
+from fedpmt.types import SettingError
+
 if TYPE_CHECKING:
     from fedpmt.data.description import Dataset
 
@@ -33,6 +35,24 @@ def find(dataset: Dataset, folder: Path) -> Path | None:
     return None
 
 
+def locate(dataset: Dataset, folder: Path) -> list[Path]:
+    """Find all of the data set's files, in the order of its description.
+
+    Raises:
+        SettingError: A file is missing.
+    """
+    place, command = find(dataset, folder), f"run `fedpmt data get {dataset.name}`"
+    if place is None:
+        raise SettingError(f"data = '{dataset.name}' is not in {folder}; {command}")
+    paths = []
+    for file in dataset.files:
+        path = stored(place, file.name)
+        if path is None:
+            raise SettingError(f"data = '{dataset.name}': {place} lacks {file.name}; {command}")
+        paths.append(path)
+    return paths
+
+
 def find_other_form(dataset: Dataset, folder: Path) -> Path | None:
     """The first place that holds any of the data set's files in their other form."""
     if dataset.other_form is None:
@@ -49,6 +69,24 @@ def stored(folder: Path, name: str) -> Path | None:
         if _is_file(path):
             return path
     return None
+
+
+def read_content(path: Path) -> bytes:
+    """Read a file, unpacked if it is packed.
+
+    Raises:
+        SettingError: It cannot be read, or is damaged.
+    """
+    import gzip
+    import zlib
+
+    try:
+        packed = path.read_bytes()
+        return gzip.decompress(packed) if path.suffix == ".gz" else packed
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise SettingError(f"{path} is damaged: it cannot be unpacked ({error})") from error
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _is_file(path: Path) -> bool:

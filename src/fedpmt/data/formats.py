@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from fedpmt.data.datasets import LoadedDataset
     from fedpmt.data.description import Dataset, Scale
 
+MINILM_TOKENS = 30_522
+"""How many tokens MiniLM knows."""
+
+MINILM_FIELDS = ("input_ids", "attention_mask")
+"""The arrays of an input of MiniLM."""
+
 
 def idx_files(*sha256: str) -> tuple[DataFile, ...]:
     """Describe the four files of MNIST and of the sets made in its image; checksums in this order."""

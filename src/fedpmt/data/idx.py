@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import struct
-import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpmt.data.folders import find, stored
+from fedpmt.data.folders import locate, read_content
 from fedpmt.data.registry import DATASETS
 from fedpmt.types import SettingError
 
@@ -24,19 +22,8 @@ _IMAGES, _LABELS = 0x0803, 0x0801
 
 def read(dataset: Dataset, folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Images (N, height, width) and labels (N,) as bytes: those to train on, then those to test on."""
-    name, place = dataset.name, find(dataset, folder)
-    if place is None:
-        raise SettingError(f"data = '{name}' is not in {folder}; run `fedpmt data get {name}`")
-    paths = [_path(name, place, file.name) for file in dataset.files]
-    train_images, train_labels, test_images, test_labels = paths
+    train_images, train_labels, test_images, test_labels = locate(dataset, folder)
     return (*_pair(dataset, train_images, train_labels), *_pair(dataset, test_images, test_labels))
-
-
-def _path(name: str, place: Path, file: str) -> Path:
-    path = stored(place, file)
-    if path is None:
-        raise SettingError(f"data = '{name}': {place} lacks {file}; run `fedpmt data get {name}`")
-    return path
 
 
 def _pair(dataset: Dataset, images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -70,7 +57,7 @@ def _refuse_another_set(name: str, path: Path, labels: np.ndarray) -> None:
 
 
 def _array(path: Path, magic: int) -> np.ndarray:
-    content = _content(path)
+    content = read_content(path)
     dimensions = magic & 0xFF
     start = 4 + 4 * dimensions
     if len(content) < start:
@@ -82,13 +69,3 @@ def _array(path: Path, magic: int) -> np.ndarray:
     if len(content) != expected:
         raise SettingError(f"{path} is damaged: it holds {len(content)} bytes, its header says {expected}")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        packed = path.read_bytes()
-        return gzip.decompress(packed) if path.suffix == ".gz" else packed
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise SettingError(f"{path} is damaged: it cannot be unpacked ({error})") from error
-    except OSError as error:
-        raise SettingError(f"{path} cannot be read: {error.strerror}") from error

@@ -27,6 +27,9 @@ def _discover() -> dict[str, Dataset]:
 DATASETS: dict[str, Dataset] = _discover()
 """Every data set's description, by name."""
 
+OWN_SETS = {"hf": "hf:NAME", "folder": "folder:PATH"}
+"""Kinds of data sets whose samples are the user's, and how each is written: Hugging Face, and folders of images."""
+
 
 def spellings() -> list[str]:
     """How each data set may be written, e.g. `synthetic` and `synthetic:ALPHA,BETA`."""
@@ -39,13 +42,14 @@ def with_samples() -> list[str]:
     return [name for name, dataset in DATASETS.items() if dataset.load is not None]
 
 
-def is_function(text: str) -> bool:
-    """Whether a text names a user's function that returns samples, and no data set.
+def is_own(text: str) -> bool:
+    """Whether a text names samples of the user's: a function that returns them, or one of `OWN_SETS`.
 
-    >>> is_function("my_package.data:load"), is_function("synthetic:0,1")
-    (True, False)
+    >>> is_own("my_package.data:load"), is_own("folder:~/cats"), is_own("synthetic:0,1")
+    (True, True, False)
     """
-    return is_reference(text) and text.partition(":")[0] not in DATASETS
+    kind, _, argument = text.partition(":")
+    return bool(argument) and (kind in OWN_SETS or (kind not in DATASETS and is_reference(text)))
 
 
 def find_dataset(text: str) -> tuple[Dataset, str]:
@@ -63,7 +67,7 @@ def find_dataset(text: str) -> tuple[Dataset, str]:
     name, colon, argument = text.partition(":")
     dataset = DATASETS.get(name)
     if dataset is None or (colon and not dataset.argument):
-        raise SettingError.unknown("data", text, spellings())
+        raise SettingError.unknown("data", text, [*spellings(), *OWN_SETS.values()])
     if colon and dataset.check is not None:
         dataset.check(argument)
     return dataset, argument

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import zipfile
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,14 +25,17 @@ from fedpmt.data.registry import DATASETS
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fedpmt.data.description import DataFile, Dataset
-    from fedpmt.data.fetching import Opener, Progress, Runner
+    from fedpmt.data.fetching import Opener, Progress, Runner, Source
 
 _FAILURES = (
     OSError,
     EOFError,
     zlib.error,
     tarfile.TarError,
+    zipfile.BadZipFile,
     http.client.HTTPException,
     subprocess.SubprocessError,
     UnusableError,
@@ -74,34 +78,56 @@ def get(
         raise SettingError(f"data = '{name}' needs no fetching: {dataset.built_in}")
     folder = data_folder(data_dir)
     place = find(dataset, folder)
-    if place is not None and all(_sound(place, file, progress) for file in dataset.files):
+    if place is not None and all(is_sound(place, file, progress) for file in dataset.files):
         return place
     target = home(dataset, folder)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(name, target.parent)
-        part = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{name}-{os.getpid()}-", suffix=_PART))
-    except OSError as error:
-        raise SettingError(f"data-dir = '{folder}' cannot be written: {error.strerror}") from error
-    try:
-        _fetch(dataset, part, target, Tools(runner, opener, progress))
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    fetch(f"data = '{name}'", dataset.files, dataset.sources, target, Tools(runner, opener, progress))
     return target
 
 
-def _fetch(dataset: Dataset, part: Path, target: Path, tools: Tools) -> None:
+def fetch(
+    label: str, files: Sequence[DataFile], sources: Sequence[Source], target: Path, tools: Tools
+) -> None:
+    """Put files into a folder in one step, complete and checked, from the first source that has them.
+
+    Args:
+        label: What is fetched, for messages, e.g. "data = 'mnist'".
+        files: The files with their sizes and checksums.
+        sources: Where to get them, tried in this order.
+        target: The folder to put them in.
+        tools: What the sources may use.
+
+    Raises:
+        SettingError: No source has the files, or the folder cannot be written.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target.name, target.parent)
+        part = Path(
+            tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-{os.getpid()}-", suffix=_PART)
+        )
+    except OSError as error:
+        raise SettingError(f"data-dir = '{target.parent}' cannot be written: {error.strerror}") from error
+    try:
+        _try_sources(label, files, sources, part, target, tools)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _try_sources(
+    label: str, files: Sequence[DataFile], sources: Sequence[Source], part: Path, target: Path, tools: Tools
+) -> None:
     failures = []
-    for number, source in enumerate(dataset.sources):
+    for number, source in enumerate(sources):
         ready, scratch = part / f"ready-{number}", part / f"scratch-{number}"
         try:
             ready.mkdir()
             scratch.mkdir()
-            source.fetch(dataset.files, ready, scratch, tools)
+            source.fetch(files, ready, scratch, tools)
             return _put(ready, target)
         except _FAILURES as error:
             failures.append(f"{source.label} ({_reason(error)})")
-    raise SettingError(f"data = '{dataset.name}' cannot be fetched; tried {'; '.join(failures)}")
+    raise SettingError(f"{label} cannot be fetched; tried {'; '.join(failures)}")
 
 
 def _put(ready: Path, target: Path) -> None:
@@ -118,7 +144,8 @@ def _reason(error: BaseException) -> str:
         return f"{error.filename} is not installed"
     if isinstance(error, subprocess.CalledProcessError):
         lines = [line for line in (error.stderr or "").splitlines() if line.strip()]
-        return " ".join(lines[0].split())[:120] if lines else f"exit code {error.returncode}"
+        telling = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
+        return " ".join(telling.split())[:120] or f"exit code {error.returncode}"
     if isinstance(error, subprocess.TimeoutExpired):
         return "no answer in time"
     cause = getattr(error, "reason", None)
@@ -145,7 +172,8 @@ def _alive(process: int) -> bool:
     return True
 
 
-def _sound(place: Path, file: DataFile, progress: Progress) -> bool:
+def is_sound(place: Path, file: DataFile, progress: Progress) -> bool:
+    """Compare a file with its size and checksum."""
     path = stored(place, file.name)
     if path is None or not _right_size(path, file.size):
         return False

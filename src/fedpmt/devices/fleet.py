@@ -5,23 +5,22 @@ Properties are arrays over the fleet, so that a million devices cost a few megab
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from fedpmt.devices.rows import read_devices
+from fedpmt.devices.tables import table_name
 from fedpmt.seeds import NONE, generator
 from fedpmt.settings import parse_number
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fedpmt.settings import Settings
 
 BYTES_PER_MEGABIT = 1e6 / 8
@@ -56,6 +55,7 @@ class Fleet:
     memories: np.ndarray | None = None
     availabilities: np.ndarray | None = None
     names: tuple[str, ...] = ()
+    reachable: np.ndarray | None = None  # whether each can be asked in this round; None: all
 
     def __len__(self) -> int:
         return len(self.speeds)
@@ -66,13 +66,46 @@ class Fleet:
             math.inf if column is None else float(column[index])
             for column in (self.uplinks, self.downlinks, self.memories)
         )
-        name = self.names[index % len(self.names)] if self.names else ""
+        name = self.names[index] if self.names else ""
         level, speed = int(self.levels[index]), float(self.speeds[index])
         return Device(index, level, speed, uplink, downlink, memory, name)
 
     def at_level(self, index: int, level: int) -> Device:
         """One device as it would be on another level (levels redrawn each round)."""
         return replace(self.device(index), level=level, speed=self.level_speeds[level - 1])
+
+    def ordered(self, clients: Sequence[str]) -> Fleet:
+        """Give each client its own device: device k becomes that of client k, found by its name.
+
+        Names that are shared by devices, such as a kind's, tie nothing: then the fleet stays as it is. Nor do names of
+        devices where clients, given as a list, are only numbered.
+
+        Raises:
+            SettingError: Some devices are called as clients are, or each has a name of its own, and a client has none.
+        """
+        own = set(clients)
+        numbers: dict[str, list[int]] = {}
+        for number, name in enumerate(self.names):
+            numbers.setdefault(name, []).append(number)
+        individual = len(numbers) == len(self) and list(clients) != [
+            str(number) for number in range(len(clients))
+        ]
+        if not own or not (own & numbers.keys() or individual):
+            return self
+        for client in clients:
+            found = len(numbers.get(client, ()))
+            if found != 1:
+                raise SettingError(
+                    f"fleet must have one device for each client, and has {found or 'none'} named '{client}'"
+                )
+        stranger = next((name for name in self.names if name not in own), None)
+        if stranger is not None:
+            raise SettingError(f"fleet has a device named '{stranger}', and no client is called that")
+        order = np.array([numbers[client][0] for client in clients])
+        columns = ("speeds", "levels", "uplinks", "downlinks", "memories", "availabilities")
+        given: dict[str, Any] = {name: getattr(self, name) for name in columns}
+        given = {name: None if array is None else array[order] for name, array in given.items()}
+        return replace(self, **given, names=tuple(clients))
 
     @cached_property
     def members(self) -> tuple[np.ndarray, ...]:
@@ -139,7 +172,7 @@ def make_fleet(settings: Settings) -> Fleet:
     fleet = read_fleet(settings.fleet, settings.availability)
     if len(fleet) != settings.devices:
         raise SettingError(
-            f"fleet = '{settings.fleet}' lists {len(fleet)} devices, but devices = {settings.devices}"
+            f"{table_name('fleet', settings.fleet)} lists {len(fleet)} devices, but devices = {settings.devices}"
         )
     return fleet
 
@@ -219,80 +252,30 @@ def grouped(speeds: np.ndarray, **columns: np.ndarray | tuple[str, ...] | None) 
     return Fleet(speeds, levels, level_speeds, **columns)  # type: ignore[arg-type]
 
 
-COLUMNS = {"speed", "name", "count", "uplink_mbps", "downlink_mbps", "memory_mib", "availability"}
-UNITS = {
-    "speed": 1.0,
-    "uplink_mbps": BYTES_PER_MEGABIT,
-    "downlink_mbps": BYTES_PER_MEGABIT,
-    "memory_mib": MIB,
-    "availability": 1.0,
-}
-
-
-def read_fleet(path: Path, availability: float = 1.0) -> Fleet:
-    """A fleet from a CSV: `speed` is needed; other columns say more; unknown ones are ignored."""
-    rows = _rows(path)
-    counts = [_count(path, line, row) for line, row in rows]
+def read_fleet(source: Any, availability: float = 1.0) -> Fleet:
+    """A fleet from its rows, in a CSV or in Python; `availability` is that of devices where none is stated."""
+    rows = read_devices(source)
+    counts = [row.count for row in rows]
     if sum(counts) >= NONE:
-        raise SettingError(f"fleet = '{path}' lists {sum(counts)} devices: a fleet holds fewer than {NONE}")
-    columns = {name: _column(path, name, rows, counts) for name in UNITS}
-    speeds = columns["speed"]
-    if speeds is None:
-        raise SettingError(f"fleet = '{path}' has no column 'speed' (its columns: {', '.join(rows[0][1])})")
-    availabilities = columns["availability"]
+        raise SettingError(
+            f"{table_name('fleet', source)} lists {sum(counts)} devices: a fleet holds fewer than {NONE}"
+        )
+
+    def column(name: str, unit: float, missing: float = math.inf) -> np.ndarray | None:
+        stated = [getattr(row, name) for row in rows]
+        if all(value is None for value in stated):
+            return None
+        return np.repeat(np.array([missing if value is None else value * unit for value in stated]), counts)
+
+    availabilities = column("availability", 1.0, missing=1.0)
     if availabilities is None and availability != 1:
-        availabilities = np.full(len(speeds), availability)
-    if availabilities is not None and availabilities.max() > 1:
-        raise SettingError(f"fleet = '{path}': availability is a chance, at most 1")
-    names = tuple(
-        row.get("name") or "" for (_, row), count in zip(rows, counts, strict=True) for _ in range(count)
-    )
+        availabilities = np.full(sum(counts), availability)
+    names = tuple(row.name for row in rows for _ in range(row.count))
     return grouped(
-        speeds,
-        uplinks=columns["uplink_mbps"],
-        downlinks=columns["downlink_mbps"],
-        memories=columns["memory_mib"],
+        np.repeat(np.array([row.speed for row in rows]), counts),
+        uplinks=column("uplink_mbps", BYTES_PER_MEGABIT),
+        downlinks=column("downlink_mbps", BYTES_PER_MEGABIT),
+        memories=column("memory_mib", MIB),
         availabilities=availabilities,
         names=names if any(names) else (),
     )
-
-
-def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            rows = [
-                (reader.line_num, {key: value or "" for key, value in row.items() if key is not None})
-                for row in reader
-            ]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SettingError(f"fleet = '{path}' cannot be read: {error}") from error
-    if not rows:
-        raise SettingError(f"fleet = '{path}' lists no device")
-    return rows
-
-
-def _count(path: Path, line: int, row: dict[str, str]) -> int:
-    text = (row.get("count") or "1").strip()
-    if not text.isdecimal() or int(text) < 1:
-        raise SettingError(f"fleet = '{path}', line {line}: count = '{text}' is not a positive whole number")
-    return int(text)
-
-
-def _column(
-    path: Path, name: str, rows: list[tuple[int, dict[str, str]]], counts: list[int]
-) -> np.ndarray | None:
-    """One column as numbers, each row repeated by its count; an empty cell is "no limit"."""
-    if name not in rows[0][1]:
-        return None
-    values = []
-    for line, row in rows:
-        text = row[name].strip()
-        if not text and name != "speed":
-            values.append(1.0 if name == "availability" else math.inf)
-            continue
-        try:
-            values.append(parse_number(name, text) * UNITS[name])
-        except SettingError as error:
-            raise SettingError(f"fleet = '{path}', line {line}: {error}") from None
-    return np.repeat(np.array(values), counts)

@@ -23,12 +23,14 @@ from fedpmt.flower.app_folder import read_app, write_app
 from fedpmt.flower.deployment import (
     Deployment,
     check_deployable,
+    check_promise,
     make_deployment,
     read_start,
     refuse_simulated,
 )
 from fedpmt.flower.loopback import FINISHED, Loopback, node_configs
 from fedpmt.records import RunRecord, read_rounds, read_run
+from fedpmt.simulation.runner import is_finished
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -98,6 +100,7 @@ def write(places: Places, settings: Settings, changes: dict[str, Any], *, resume
             f"out = '{places.folder}' already holds a run; continue it with --resume or name another folder"
         )
     read_start(places.run, deployment)
+    check_promise(places.run, settings)
     write_app(places.app, settings, deployment)
 
 
@@ -108,8 +111,10 @@ def deploy_here(
     on_round: Callable[[RoundRecord], None],
 ) -> RunRecord:
     """Run a written app on a SuperLink and SuperNodes of this machine, and stop them whatever happens."""
-    if (places.run / records.RESULT).exists():
+    if is_finished(places.run, settings):
         return read_run(places.run)
+    # One of fewer rounds would end the watch below.
+    (places.run / records.RESULT).unlink(missing_ok=True)
     fleet = make_fleet(settings)
     speeds = [float(speed) for speed in fleet.speeds]
     with exit_on_signals(), Loopback(places.processes) as federation:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedpmt.api import settings_of
 from fedpmt.methods.registry import METHODS, method_class
+from fedpmt.records import read_config as read_stored
 from fedpmt.records import write_atomically
 from fedpmt.settings import Settings
 from fedpmt.types import SettingError
@@ -30,7 +31,9 @@ SIMULATED = {
     "level_draw": "fixed",
     "failure": 0,
     "availability": 1,
+    "availability_trace": None,
     "drift": "",
+    "speed_trace": None,
     "time_budget": None,
     "server_speed": None,
 }
@@ -193,6 +196,15 @@ def read_start(folder: Path, deployment: Deployment) -> Start | None:
                 f"{name} = {_show(now)} is refused: this run was begun with {name} = {_show(before)}"
             )
     return start
+
+
+def check_promise(folder: Path, settings: Settings) -> None:
+    """Refuse more rounds than devices were promised: the privacy of each holds for that many replies."""
+    before = (read_stored(folder) or {}).get("rounds", settings.rounds)
+    if settings.dp_clip is not None and settings.rounds != before:
+        raise SettingError(
+            f"rounds must be {before}, for which devices were promised their privacy (got {settings.rounds})"
+        )
 
 
 def begin(folder: Path, deployment: Deployment) -> Start:

@@ -8,21 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedpmt import records
-from fedpmt.api import check, method_of, paper_problem_of
+from fedpmt.api import check, method_of, task_problem
 from fedpmt.flower.client import Worker, base_digest
-from fedpmt.flower.deployment import begin, check_deployable, read_config, write_start
+from fedpmt.flower.deployment import begin, check_deployable, check_promise, read_config, write_start
 from fedpmt.flower.node_data import NodeData, ReportedData
 from fedpmt.flower.roster import Limits, Roster
 from fedpmt.flower.secure.node import KEYS, OPEN, SHARES, hand_out_shares, offer_keys, share_secrets
 from fedpmt.flower.strategy import MethodStrategy
 from fedpmt.flower.wire import NODE
 from fedpmt.simulation.assemble import assemble, plan
-from fedpmt.simulation.runner import Journal, exclusive, open_folder
+from fedpmt.simulation.problem import sizes_of
+from fedpmt.simulation.runner import Journal, exclusive, is_finished, open_folder
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ def _handle(answer: Callable[[RecordDict, Context], RecordDict]) -> Callable[[Me
 
 def paper_apps() -> Apps:
     """Make the apps of a task that comes with fedpmt: each node takes its own samples of a data set that all have."""
-    return apps(paper_problem_of)
+    return apps(task_problem)
 
 
 def serve(
@@ -104,10 +106,12 @@ def serve(
     custom = {key: CUSTOM for key, value in own.items() if value is not None}
     settings = settings.model_copy(update={"checkpoint_seconds": 0.0, **custom})
     folder = Path(deployment.out or f"fedpmt-{settings.method}-{run_id}").absolute()
+    check_promise(folder, settings)
     open_folder(folder, settings, resume=deployment.resume)
-    if (folder / records.RESULT).exists():
+    if is_finished(folder, settings):
         return
-    limit = deployment.sample_limit or CLAIM * settings.samples
+    largest = int(np.max(sizes_of(problem, settings)))
+    limit = deployment.sample_limit or CLAIM * max(settings.samples, largest)
     classes, labels = problem.data.classes, method.traits.needs_labels
     roster = Roster(Limits(settings.devices, limit, classes, labels, base_digest(problem)))
     reported = replace(problem, data=ReportedData(problem.data, roster))

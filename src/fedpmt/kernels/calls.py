@@ -36,6 +36,9 @@ BLOCK = 60
 SLICE = 2**18
 """Entries that a core is given at a time in a sum of large tensors."""
 
+PLAIN = {(torch.float32, "cpu", True)}
+"""Type, device and contiguity of the tensors that sums are taken of."""
+
 
 def available() -> bool:
     """Whether there is compiled code on this machine."""
@@ -84,14 +87,18 @@ def train(
     steps = len(orders) * -(-samples // batch)
     steps = steps if limit is None else min(limit, steps)
     orders = np.ascontiguousarray(orders, dtype=np.int64)
-    _check("orders", orders, samples, fine=orders.shape == (len(orders), samples))
-    absent, draws = rule.absent, rule.draws
-    if absent is not None:
-        absent = np.ascontiguousarray(absent, dtype=np.uint8)
-        _check("absent", absent, 2, fine=len(absent) == shapes[-1].own_outputs)
-    if draws is not None:
-        draws = np.ascontiguousarray(draws, dtype=np.int32)
-        _check("draws", draws, len(widths), fine=draws.ndim == 1 and len(draws) >= steps)
+    absent = None if rule.absent is None else np.ascontiguousarray(rule.absent, dtype=np.uint8)
+    draws = None if rule.draws is None else np.ascontiguousarray(rule.draws, dtype=np.int32)
+    for name, indices, count, fine in (
+        ("orders", orders, samples, orders.shape == (len(orders), samples)),
+        ("absent", absent, 2, absent is None or len(absent) == shapes[-1].own_outputs),
+        ("draws", draws, len(widths), draws is None or (draws.ndim == 1 and len(draws) >= steps)),
+    ):
+        # Else compiled code would read or write outside its arrays.
+        if not fine or (
+            indices is not None and indices.size and not 0 <= indices.min() <= indices.max() < count
+        ):
+            raise ValueError(f"{name} has the wrong shape, or an index out of range")
 
     nets = _nets(model, part, widths, received, rule)
     frozen = next(
@@ -242,12 +249,6 @@ def _cut(model: LayeredModel, part: Part, tensors: Tensors) -> Tensors:
     return {name: one[cut[name]] for name, one in tensors.items()}
 
 
-def _check(name: str, indices: np.ndarray, count: int, *, fine: bool) -> None:
-    """Refuse what would make compiled code read or write outside its arrays."""
-    if not fine or (indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < count)):
-        raise ValueError(f"{name} has the wrong shape, or an index out of range")
-
-
 def fold(sums: Tensor, replies: Sequence[Tensor], shares: Sequence[float], *, fresh: bool) -> bool:
     """Add Σ share reply to `sums`, or to zero where it is `fresh`, in this order for any number of cores.
 
@@ -255,7 +256,7 @@ def fold(sums: Tensor, replies: Sequence[Tensor], shares: Sequence[float], *, fr
         Whether it was done: False where compiled code is not there or does not know these tensors.
     """
     compiled, tensors = library.library(), (sums, *replies)
-    if compiled is None or not all(_plain(tensor) for tensor in tensors):
+    if compiled is None or {(one.dtype, one.device.type, one.is_contiguous()) for one in tensors} != PLAIN:
         return False
     factors, count = (ctypes.c_float * len(shares))(*shares), len(replies)
     calls = []
@@ -282,8 +283,8 @@ def add_at(
     Returns:
         Whether it was done: False where compiled code is not there or does not know these tensors.
     """
-    compiled = library.library()
-    if compiled is None or not all(_plain(tensor) for tensor in (sums, covers, values)):
+    compiled, tensors = library.library(), (sums, covers, values)
+    if compiled is None or {(one.dtype, one.device.type, one.is_contiguous()) for one in tensors} != PLAIN:
         return False
     shape = tuple(sums.shape)
     pairs = zip(shape, axes, strict=True)
@@ -314,7 +315,3 @@ def add_at(
 
 def _places(kept: np.ndarray | None, full: int) -> np.ndarray:
     return np.arange(full, dtype=np.int64) if kept is None else np.ascontiguousarray(kept, dtype=np.int64)
-
-
-def _plain(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()

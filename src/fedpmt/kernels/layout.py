@@ -72,6 +72,13 @@ class Shape:
             gain=1.0,
         )
 
+    @cached_property
+    def turned(self) -> tuple[ctypes.c_int32, ...]:
+        """The sizes of a linear layer's weights, for C to turn them from one layout into the other."""
+        stored = self.inputs // self.spots
+        sizes = self.own_outputs, self.own_inputs, self.spots, stored, self.outputs
+        return tuple(map(ctypes.c_int32, sizes))
+
     def blank(self) -> tuple[np.ndarray, np.ndarray]:
         """Weight and bias in the layout of the compiled code, all zero."""
         if self.convolution:
@@ -95,28 +102,8 @@ class Shape:
         if self.convolution:
             packed[:, :, : self.own_inputs, : self.own_outputs] = weight.transpose(2, 3, 1, 0)
             return
-        self._turn(np.ascontiguousarray(weight), packed, back=False)
-
-    def unpack(self, packed: np.ndarray, bias: np.ndarray, names: frozenset[str]) -> dict[str, Tensor]:
-        """The tensors of the layer, as copies."""
-        if self.convolution:
-            weight = np.array(
-                packed[:, :, : self.own_inputs, : self.own_outputs].transpose(3, 2, 0, 1), order="C"
-            )
-        else:
-            weight = np.empty((self.own_outputs, self.own_inputs * self.spots), dtype=np.float32)
-            self._turn(weight, packed, back=True)
-        own = torch.from_numpy(weight), torch.from_numpy(bias[: self.own_outputs].copy())
-        return {name: tensor for name, tensor in zip(self.names, own, strict=True) if name in names}
-
-    def _turn(self, weight: np.ndarray, packed: np.ndarray, *, back: bool) -> None:
-        """A linear layer's weights from the tensor's layout to the compiled code's, or back."""
-        sizes = (self.own_outputs, self.own_inputs, self.spots, packed.shape[1], self.outputs, back)
-        compiled().fedpmt_turn(
-            ctypes.c_void_p(weight.ctypes.data),
-            ctypes.c_void_p(packed.ctypes.data),
-            *map(ctypes.c_int32, sizes),
-        )
+        weight = np.ascontiguousarray(weight)
+        compiled().fedpmt_turn(weight.ctypes, packed.ctypes, *self.turned, ctypes.c_int32(0))
 
 
 def _aligned(size: tuple[int, ...]) -> np.ndarray:
@@ -240,8 +227,16 @@ def read_back(
 ) -> dict[str, Tensor]:
     """Copies of the tensors from layer `frozen` on, in their own layout."""
     trained: dict[str, Tensor] = {}
-    for shape, (weight, bias) in list(zip(shapes, packed, strict=True))[frozen:]:
-        trained |= shape.unpack(weight, bias, names)
+    for shape, (stored, bias) in list(zip(shapes, packed, strict=True))[frozen:]:
+        outputs, inputs = shape.own_outputs, shape.own_inputs
+        if shape.convolution:
+            weight = np.array(stored[:, :, :inputs, :outputs].transpose(3, 2, 0, 1), order="C")
+        else:
+            weight = np.empty((outputs, inputs * shape.spots), dtype=np.float32)
+            compiled().fedpmt_turn(weight.ctypes, stored.ctypes, *shape.turned, ctypes.c_int32(1))
+        for name, own in zip(shape.names, (weight, bias[:outputs].copy()), strict=True):
+            if name in names:
+                trained[name] = torch.from_numpy(own)
     return trained
 
 

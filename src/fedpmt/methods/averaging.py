@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits
@@ -56,6 +56,8 @@ class MeanFold(Fold[Averaged]):
 
     def finish(self, server: Server) -> Step[Averaged]:
         state = self._state
+        if self._server == REPLACE:
+            return Step(replace(state, tensors=self._mean.result()))
         tensors, moments = self._server.apply(self._mean, state.structure.parameters, state.moments)
         return Step(Averaged(state.structure, tensors, moments))
 

@@ -117,7 +117,7 @@ class FedDF(Method[Fusion, None]):
     rate: float = 1e-3  # η, of Adam, falling to zero over the steps that the cap allows, as half a cosine
     temperature: float = 1.0  # T
     every: int = 100  # steps between looks at the validation data
-    patience: int = 1_000  # steps without gain after which a prototype is done
+    steps_without_gain: int = 1_000  # steps without gain after which a prototype is done
     clip: float = 5.0  # the largest norm of a step's gradient
     student_optimizer: Literal["adam", "sgd"] = "adam"
 
@@ -128,7 +128,7 @@ class FedDF(Method[Fusion, None]):
             rate=(self.rate > 0, "> 0"),
             temperature=(self.temperature > 0, "> 0"),
             every=(self.every >= 1, ">= 1"),
-            patience=(self.patience >= 1, ">= 1"),
+            steps_without_gain=(self.steps_without_gain >= 1, ">= 1"),
             clip=(self.clip > 0, "> 0"),
         )
 
@@ -202,7 +202,7 @@ class FedDF(Method[Fusion, None]):
         best, tensors, moments = mean, mean, None
         score, since, done = self.score(server, mean), 0, 0
         optimizer: Optimizer = Adam() if self.student_optimizer == "adam" else SGD()
-        while done < steps and since < self.patience:
+        while done < steps and since < self.steps_without_gain:
             count, prefix = min(self.every, steps - done), f"distil/{part.label}/{done}"
             job: Job[Moments] = Job(
                 server.site,

@@ -82,7 +82,7 @@ class Meter:
 
     def cost(self, part: Part) -> Cost:
         """The price of one batch, with what the method adds to it."""
-        cost, extra = self.times.price(part), part.extra
+        cost, extra = self.times.price(part, self.samples), part.extra
         if extra is NOTHING:
             return cost
         return cost.plus(step=extra.step, once=extra.once, memory_bytes=extra.memory_bytes)

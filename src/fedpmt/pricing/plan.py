@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from fedpmt.pricing.price import Price
     from fedpmt.pricing.times import Times
     from fedpmt.resources import Budget
+
+Sizes: TypeAlias = "int | np.ndarray"
+"""|D_k| of every device of a fleet; one number where all are equal."""
 
 MOST_KINDS = 1000
 """Fleets of more kinds of devices are not looked at one by one."""
@@ -52,10 +55,11 @@ class Planner:
         down, up = self.traffic(part)
         return self.times.training(device, self.price(part), samples) + self.times.transfer(device, down, up)
 
-    def seconds_of(self, fleet: Fleet, part: Part, samples: int) -> np.ndarray:
+    def seconds_of(self, fleet: Fleet, part: Part, samples: Sizes) -> np.ndarray:
         """T_k of every device of a fleet for this part."""
         down, up = self.traffic(part)
-        reference = self.times.training(Device(0, 1, 1.0), self.price(part), samples)
+        unit, cost = Device(0, 1, 1.0), self.price(part)
+        reference = _for_each(samples, lambda size: self.times.training(unit, cost, size))
         seconds = reference / fleet.speeds
         if fleet.downlinks is not None:
             seconds = seconds + down / fleet.downlinks
@@ -63,7 +67,7 @@ class Planner:
             seconds = seconds + up / fleet.uplinks
         return seconds
 
-    def depths_of(self, fleet: Fleet, samples: int) -> np.ndarray:
+    def depths_of(self, fleet: Fleet, samples: Sizes) -> np.ndarray:
         """The depth of every device of a fleet, 1 the smallest."""
         if self.assign == "level":
             return fleet.levels
@@ -72,31 +76,36 @@ class Planner:
             chosen[self.fits_of(fleet, part, samples)] = depth
         return chosen
 
-    def fits_of(self, fleet: Fleet, part: Part, samples: int) -> np.ndarray:
+    def fits_of(self, fleet: Fleet, part: Part, samples: Sizes) -> np.ndarray:
         """Whether each device of a fleet can train this part in time and in memory."""
         fits: np.ndarray = self.seconds_of(fleet, part, samples) <= self.deadline * (1 + ROUNDING)
-        return fits if fleet.memories is None else fits & (self.price(part).memory_bytes <= fleet.memories)
+        return fits if fleet.memories is None else fits & (self.memory_of(part, samples) <= fleet.memories)
 
-    def deepest(self, fleet: Fleet, samples: int) -> tuple[Part, float]:
+    def memory_of(self, part: Part, samples: Sizes) -> float | np.ndarray:
+        """The bytes that every device of a fleet needs to train this part."""
+        return _for_each(samples, lambda size: self.price(part, size).memory_bytes)
+
+    def deepest(self, fleet: Fleet, samples: Sizes) -> tuple[Part, float]:
         """Find the deepest part that some device has the memory for, and how long the fastest such device takes."""
         for part in reversed(self.depths):
             seconds = self.seconds_of(fleet, part, samples)
             if fleet.memories is not None:
-                seconds = seconds[self.price(part).memory_bytes <= fleet.memories]
+                seconds = seconds[self.memory_of(part, samples) <= fleet.memories]
             if len(seconds):
                 return part, float(seconds.min())
         # Nobody has the memory for anything: as if memory were no matter, the smallest part.
         return self.depths[0], float(self.seconds_of(fleet, self.depths[0], samples).min())
 
-    def tightest_deadline(self, fleet: Fleet, samples: int) -> float:
+    def tightest_deadline(self, fleet: Fleet, samples: Sizes) -> float:
         """Find the tightest deadline that leaves nobody out and lets the fastest kind of device train everything.
 
-        Devices of one speed then all train the whole model, as with FedAvg.
+        Devices of one speed then all train the whole model, as with FedAvg. Where they hold unequal numbers of samples,
+        it is the fastest device with the usual number that trains everything: one with few samples is not fast.
         """
         slowest = float(self.seconds_of(fleet, self.depths[0], samples).max())
-        return max(slowest, self.deepest(fleet, samples)[1])
+        return max(slowest, self.deepest(fleet, self.price.samples)[1])
 
-    def uncovered(self, fleet: Fleet, samples: int) -> tuple[str, ...]:
+    def uncovered(self, fleet: Fleet, samples: Sizes) -> tuple[str, ...]:
         """Name the layers that no device of a fleet trains in time and in memory."""
         chosen = self.depths_of(fleet, samples)
         names = [layer.name for layer in self.structure.layers]
@@ -106,7 +115,7 @@ class Planner:
                 return tuple(name for name, on in zip(names, trained, strict=True) if not on)
         return tuple(names)
 
-    def groups(self, fleet: Fleet, samples: int) -> list[np.ndarray]:
+    def groups(self, fleet: Fleet, samples: Sizes) -> list[np.ndarray]:
         """Divide a fleet into devices of the same level and depth, slowest level first."""
         chosen = self.depths_of(fleet, samples)
         return [
@@ -115,14 +124,14 @@ class Planner:
             for depth in np.unique(chosen[members])
         ]
 
-    def untrained(self, layers: Sequence[str], fleet: Fleet, samples: int) -> str:
+    def untrained(self, layers: Sequence[str], fleet: Fleet, samples: Sizes) -> str:
         """Say that no device trains these layers, and what to change."""
         return (
             f"no device of this fleet trains {_listed(layers)}, so these weights stay as they are at the start; "
             + self._remedy(fleet, samples)
         )
 
-    def _remedy(self, fleet: Fleet, samples: int) -> str:
+    def _remedy(self, fleet: Fleet, samples: Sizes) -> str:
         whole, (deepest, seconds) = self.depths[-1], self.deepest(fleet, samples)
         if self.budget is not None and not self.budget.planned:
             return "allow more with --budget"
@@ -148,7 +157,7 @@ class Planner:
     def fits(self, device: Device, part: Part, samples: int) -> bool:
         """Whether a device can train this part in time and in memory."""
         in_time = self.seconds(device, part, samples) <= self.deadline * (1 + ROUNDING)
-        return in_time and self.price(part).memory_bytes <= device.memory
+        return in_time and self.price(part, samples).memory_bytes <= device.memory
 
     def meter(self, device: Device, samples: int) -> Meter:
         """What local rounds take on a device."""
@@ -190,6 +199,14 @@ class Planner:
         return replace(weakest, limit=weakest.limit.but("memory", memory))
 
 
+def _for_each(samples: Sizes, value: Callable[[int], float]) -> float | np.ndarray:
+    """A value for each number of samples, found once for equal ones."""
+    if not isinstance(samples, np.ndarray):
+        return value(samples)
+    different, which = np.unique(samples, return_inverse=True)
+    return np.array([value(int(size)) for size in different])[which]
+
+
 def _listed(names: Sequence[str]) -> str:
     """Names as in a sentence.
 
@@ -222,7 +239,7 @@ def make_planner(
     *,
     assign: Literal["level", "deadline"],
     deadline: float | None,
-    samples: int,
+    samples: Sizes,
     budget: Budget | None = None,
     structures: Mapping[str, Structure] | None = None,
     extra: Callable[[Part], Extra] | None = None,

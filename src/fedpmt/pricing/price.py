@@ -91,7 +91,7 @@ class Price:
         self._model = model.clone()
         self._tensors = self._model.initial()
         self._inputs = two_samples(example)
-        self._costs: dict[Key, Cost] = {}
+        self._costs: dict[tuple[Key, int], Cost] = {}
         self._measured: dict[tuple[Key, bool], Measurement] = {}
         self._others: dict[str, Price] = {}
         for name, other in (others or {}).items():
@@ -113,22 +113,27 @@ class Price:
 
     @cached_property
     def _full_operations(self) -> float:
-        return self._price(depth.full(self.structure)).operations
+        return self._price(depth.full(self.structure), self.samples).operations
 
     @cached_property
     def full(self) -> Cost:
         """The price of the full model; found when it is first asked for, since a device that is told may never ask."""
         return self(depth.full(self.structure))
 
-    def __call__(self, part: Part) -> Cost:
-        """The price of one batch, of whichever net it is a part of; what a device keeps costs as if it were sent."""
+    def __call__(self, part: Part, samples: int | None = None) -> Cost:
+        """The price of one batch, of whichever net it is a part of; what a device keeps costs as if it were sent.
+
+        Of its memory, what the device keeps of its `samples` is a part: by default, of as many as are usual.
+        """
+        # Only what is kept depends on them.
+        samples = samples if samples is not None and (self.cached or self.keeps_base) else self.samples
         if part.model in self._others:
-            cost = self._others[part.model](part)
+            cost = self._others[part.model](part, samples)
             return replace(cost, share=self._share(cost))
         part = self._typical(part.resident())
-        key = self._key(part)
+        key = self._key(part), samples
         if key not in self._costs:
-            cost = self._price(part)
+            cost = self._price(part, samples)
             self._costs[key] = replace(cost, share=self._share(cost), sustained=self._sustained(cost))
         return self._costs[key]
 
@@ -191,7 +196,8 @@ class Price:
         if self.base_forward < WORTHWHILE * step * self.batch:
             return False
         smallest = depth.suffix(self.structure, len(self.structure.layers) - 1, "")
-        return self._memory(smallest, self._measure(smallest, keeps_base=True)).total <= self._room
+        measured = self._measure(smallest, keeps_base=True)
+        return self._memory(smallest, measured, self.samples).total <= self._room
 
     def base_operations(self, samples: int) -> float:
         """Return the operations that a device takes once, before its first round: the base, where it is kept."""
@@ -244,7 +250,7 @@ class Price:
         kind = "other" if layer.name not in groups else ("linear" if len(dimensions) == 2 else "conv")
         return kind, dimensions[0]
 
-    def _price(self, part: Part) -> Cost:
+    def _price(self, part: Part, samples: int) -> Cost:
         measured = self._measure(part)
         cut = frozen_prefix(self.structure, part)
         if self.mode == "paper":
@@ -265,7 +271,7 @@ class Price:
             gradient = self.batch * measured.gradient
             update = float(self._count(part, self._trained(part)))
         base = self.base_forward if self.keeps_base and self._model.can_cut(cut) else 0.0
-        memory = self._memory(part, measured)
+        memory = self._memory(part, measured, samples)
         return Cost(prefix, forward, error, gradient, update, share=1.0, memory=memory, base=base)
 
     def _sustained(self, cost: Cost) -> float:
@@ -282,7 +288,7 @@ class Price:
         # Rounded up to 0.01 by integers alone, as the printed times need it: .46 .58 .88 .94 1
         return -(-100 * int(cost.operations) // int(self._full_operations)) / 100
 
-    def _memory(self, part: Part, measured: Measurement) -> Memory:
+    def _memory(self, part: Part, measured: Measurement, samples: int) -> Memory:
         # A masked tensor is worked on, and derived, as a whole.
         gradients = self._bytes(part, self._trained(part))
         # Buffers are copied whether they are trained or not: the forward pass may write to them.
@@ -295,7 +301,7 @@ class Price:
             (measured.prefix, measured.hidden_bytes),
         ):
             if running is not None:
-                kept, peak = self._keep(running, each)
+                kept, peak = _keep(running, each, samples)
                 prefix_pass = max(prefix_pass, cache + peak)
                 cache += kept
         return Memory(
@@ -307,14 +313,6 @@ class Price:
             prefix_pass,
             measured.step.peak(self.batch),
         )
-
-    def _keep(self, running: Timeline, each: float) -> tuple[int, int]:
-        """Bytes of what frozen layers make of all samples, and the most held while they run."""
-        kept = math.ceil(self.samples * each)
-        # The first chunk's output is what is kept, or says how large it is to be; the others are run while it is held.
-        first, others = min(PREFIX_BATCH, self.samples), min(PREFIX_BATCH, self.samples - PREFIX_BATCH)
-        peak = running.peak(first)
-        return kept, max(peak, kept + running.peak(others)) if others > 0 else peak
 
     @cached_property
     def _frozen_bytes(self) -> list[int]:
@@ -415,6 +413,15 @@ class Price:
             for name, selection in part.trained.items()
         )
         return sent, trained
+
+
+def _keep(running: Timeline, each: float, samples: int) -> tuple[int, int]:
+    """Bytes of what frozen layers make of all samples, and the most held while they run."""
+    kept = math.ceil(samples * each)
+    # The first chunk's output is what is kept, or says how large it is to be; the others are run while it is held.
+    first, others = min(PREFIX_BATCH, samples), min(PREFIX_BATCH, samples - PREFIX_BATCH)
+    peak = running.peak(first)
+    return kept, max(peak, kept + running.peak(others)) if others > 0 else peak
 
 
 def _is_net(model: LayeredModel, net: Net) -> bool:

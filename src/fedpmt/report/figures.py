@@ -63,6 +63,23 @@ def score(runs: Sequence[RunRecord], against: Against = "rounds") -> Figure:
 
 
 @themed
+def plot(runs: Sequence[RunRecord]) -> tuple[Axes, Axes]:
+    """Test score against virtual time and against rounds, on a figure of pyplot's that a notebook shows by itself."""
+    from matplotlib import pyplot as plt
+
+    groups, looks = _prepare(runs)
+    if len({group.score_name for group in groups}) > 1:
+        raise SettingError("runs with different scores can't be drawn on one axis: plot them one by one")
+    limits = score_limits(groups, groups[0].score_name)
+    figure, row = plt.subplots(1, 2, figsize=(8.8, 3.6), layout="constrained")
+    against: tuple[Against, Against] = ("seconds", "rounds")
+    for axes, quantity in zip(row, against, strict=True):
+        draw_score(axes, groups, looks, quantity, unit_of(groups, quantity), limits)
+    _legend(figure, looks)
+    return row[0], row[1]
+
+
+@themed
 def busy(runs: Sequence[RunRecord], number: int | None = None) -> Figure:
     """Who was busy when in one round (the last that all runs have), one panel per method."""
     groups, _ = _prepare(runs)

@@ -12,6 +12,7 @@ import torch
 
 from fedpmt import kernels
 from fedpmt.devices.fleet import Fleet, make_fleet
+from fedpmt.devices.traces import make_traces
 from fedpmt.models.adapters import find_adapters
 from fedpmt.models.chain import calls_modules_only
 from fedpmt.parts.depth import suffixes
@@ -24,7 +25,7 @@ from fedpmt.settings import parse_precision_seconds
 from fedpmt.simulation.checkpoint import DeviceStore
 from fedpmt.simulation.executors import Executor, Parallel, Plain
 from fedpmt.simulation.loop import Federation
-from fedpmt.simulation.problem import Problem, draws_at_random
+from fedpmt.simulation.problem import Problem, draws_at_random, sizes_of
 from fedpmt.simulation.workers import can_fork
 from fedpmt.training.batches import PlacedData, compute_device
 from fedpmt.training.local import LocalWork, local_settings, make_optimizer
@@ -79,7 +80,7 @@ def plan(
         fleet,
         assign=settings.assign,
         deadline=settings.deadline,
-        samples=settings.samples,
+        samples=sizes_of(problem, settings),
         budget=settings.limits,
         structures=structures,
         extra=extra,
@@ -105,7 +106,8 @@ def assemble(
     torch.set_num_threads(1)
     executor: Executor | None = None
     try:
-        fleet = make_fleet(settings)
+        fleet = make_fleet(settings).ordered(problem.data.names)
+        traces = make_traces(settings, fleet, problem.data.names)
         nets = method.models(problem.model, problem.example(), Seeds(settings.seed))
         problem = replace(problem, prototypes=nets)
         check_fit(settings, problem, method)
@@ -124,7 +126,7 @@ def assemble(
         modules = problem.model.modules_of(0, len(problem.model.structure.layers)) if compiled else []
         data = PlacedData(problem.data, device, images_last=compiled and calls_modules_only(modules))
         executor = make_executor(settings, problem, device, data)
-        yield Federation(settings, problem, data, method, fleet, planner, executor, store)
+        yield Federation(settings, problem, data, method, fleet, planner, executor, store, traces=traces)
     finally:
         torch.set_num_threads(threads)
         if executor is not None:
@@ -151,8 +153,8 @@ def check_precision(problem: Problem, device: torch.device) -> None:
 
 def make_executor(settings: Settings, problem: Problem, device: torch.device, data: PlacedData) -> Executor:
     """Where local work runs; the numbers do not depend on it."""
-    local = local_settings(settings, 0, problem.optimizer, problem.rate)
-    stochastic = draws_at_random(problem.model, problem.example())
+    local = local_settings(settings, 0, problem.optimizer, problem.rate, problem.transform)
+    stochastic = problem.transform is not None or draws_at_random(problem.model, problem.example())
     workers = settings.workers or os.cpu_count() or 1
     one = Plain(
         problem.models,

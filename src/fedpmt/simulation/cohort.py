@@ -66,8 +66,9 @@ def draw_cohort(
 ) -> list[Device]:
     """Who is asked, in device order, each on its level of this round; `chosen` where the method decides."""
     if chosen is not None:
-        return [fleet.device(int(device)) for device in sorted(chosen)]
-    wanted = min(len(fleet), int(np.ceil(settings.cohort * settings.over_select)))
+        there = fleet.reachable
+        return [fleet.device(int(device)) for device in sorted(chosen) if there is None or there[device]]
+    wanted = min(len(fleet.speeds), int(np.ceil(settings.cohort * settings.over_select)))
     rng = round_.rng("cohort")
     if settings.level_draw == "fixed":
         ids = SAMPLERS[settings.sampling](fleet, wanted, round_.index, rng)
@@ -78,7 +79,9 @@ def draw_cohort(
 
 
 def _available(fleet: Fleet, members: np.ndarray | None, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Up to `count` devices that can be reached, without a look at the whole population."""
+    """Up to `count` devices that can be reached, without a look at the whole population unless it was traced."""
+    if fleet.reachable is not None:
+        members = np.flatnonzero(fleet.reachable) if members is None else members[fleet.reachable[members]]
     population = len(fleet) if members is None else len(members)
     key = 0 if fleet.availabilities is None else int(rng.integers(2**63))
     polled = min(population, count)
@@ -110,6 +113,7 @@ class Assignment:
     bytes_down: int
     bytes_up: int
     able: bool = True  # whether the part fits into the device's memory
+    reach: float = math.inf  # seconds from the round's start for which it can be reached
     base_bytes: int = 0  # what it downloads before, once: the model's frozen base
     base_operations: float = 0.0  # what it computes before, once: the base's outputs, where these are kept
     base_seconds: float = 0.0  # of both, which `seconds` don't contain
@@ -141,8 +145,11 @@ def assign(federation: Federation, progress: Progress, device: Device, round_: R
     drift = parse_drift(settings.drift)
     if drift is not None:
         device = drifted(device, drift, round_.index, settings.partition_seed)
+    if federation.traces is not None:
+        device, reach = federation.traces.meet(device, progress.virtual_seconds)
     part = task.offer[0] if len(task.offer) == 1 else choose(federation, device, task, samples)
-    return account(federation, device, task, part, samples, plan)
+    assignment = account(federation, device, task, part, samples, plan)
+    return assignment if federation.traces is None else replace(assignment, reach=reach)
 
 
 def choose(federation: Federation, device: Device, task: Task, samples: int) -> Part:
@@ -178,22 +185,26 @@ def send_base(
 
     Without `travels` they have it already, and only the operations count.
     """
-    holders = progress.holders or {}
-    return [
-        _prepare(federation, one, travels=travels) if one.able and one.device.id not in holders else one
-        for one in assignments
-    ]
-
-
-def _prepare(federation: Federation, one: Assignment, *, travels: bool) -> Assignment:
-    planner, kept = federation.planner, one.part.model == GLOBAL
-    work = planner.price.base_operations(one.samples) if kept else 0.0
-    if not travels:
-        return replace(one, base_operations=work)
-    size = planner.structures[one.part.model].base_bytes
-    transfer = size / one.device.downlink
-    seconds = transfer + (planner.times.preparing(one.device, one.samples) if work else 0.0)
-    return replace(one, base_bytes=size, base_operations=work, base_seconds=seconds, base_transfer=transfer)
+    planner, holders = federation.planner, progress.holders or {}
+    prepared = []
+    for one in assignments:
+        if not one.able or one.device.id in holders:
+            prepared.append(one)
+            continue
+        size = planner.structures[one.part.model].base_bytes if travels else 0
+        work = planner.price.base_operations(one.samples) if one.part.model == GLOBAL else 0.0
+        transfer = size / one.device.downlink
+        running = planner.times.preparing(one.device, one.samples) if work and travels else 0.0
+        prepared.append(
+            replace(
+                one,
+                base_bytes=size,
+                base_operations=work,
+                base_seconds=transfer + running,
+                base_transfer=transfer,
+            )
+        )
+    return prepared
 
 
 def steps_asked(federation: Federation, task: Task, samples: int) -> int:

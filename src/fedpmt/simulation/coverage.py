@@ -12,6 +12,7 @@ from fedpmt.parts.part import GLOBAL, frozen_prefix, left_out, mask
 from fedpmt.pricing.plan import MOST_KINDS
 from fedpmt.resources import ROUNDING
 from fedpmt.simulation.cohort import assign
+from fedpmt.simulation.problem import sizes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +35,7 @@ def warn_of_untrained_layers(federation: Federation, progress: Progress) -> None
     """Log a warning where the method, as it would be assigned now, leaves some layer to nobody."""
     layers = untrained_layers(federation, progress)
     if layers:
-        samples = federation.settings.samples
+        samples = sizes_of(federation.problem, federation.settings)
         LOG.warning(
             "%s: %s",
             federation.settings.method,
@@ -127,10 +128,14 @@ def _strongest_first(federation: Federation, level: int | None = None) -> Iterab
     Where levels are drawn in each round all are on the same one, the highest unless it is given.
     """
     fleet, settings = federation.fleet, federation.settings
-    if len(fleet.profiles) <= MOST_KINDS:
+    sizes = sizes_of(federation.problem, settings)
+    if isinstance(sizes, np.ndarray) and len(fleet) <= MOST_KINDS:
+        # What a device can train depends on how many samples it has, too.
+        kinds = [fleet.device(int(index)) for index in np.argsort(fleet.speeds, kind="stable")]
+    elif isinstance(sizes, int) and len(fleet.profiles) <= MOST_KINDS:
         kinds = [device for device, _ in fleet.profiles]
     else:
-        groups = federation.planner.groups(fleet, settings.samples)
+        groups = federation.planner.groups(fleet, sizes)
         kinds = [fleet.device(int(members[np.argmax(fleet.speeds[members])])) for members in groups]
     if settings.level_draw == "round":
         # Any device may come to be on it.

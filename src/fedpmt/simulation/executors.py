@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -122,21 +122,22 @@ class Plain:
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
         for item in items:
-            yield function(self.site(self.settings), item)
+            yield function(self.site, item)
 
     def close(self) -> None:
         pass
 
-    def site(self, settings: LocalSettings) -> Site:
+    @cached_property
+    def site(self) -> Site:
         """What a device has at hand here."""
         public = None if self.data is None else self.data.public
-        return Site(self.models, self.objective, settings, public, self.fast, self.kept)
+        return Site(self.models, self.objective, self.settings, public, self.fast, self.kept)
 
     def job(self, unit: Unit) -> Job[Any]:
         """A unit with all that it takes to compute it."""
         assert self.data is not None, "an executor without data cannot train"
         return Job(
-            self.site(unit.settings),
+            replace(self.site, settings=unit.settings),
             unit.task,
             unit.part,
             unit.own,
@@ -181,7 +182,7 @@ class Parallel:
         return self._ordered(lambda unit: self._own.plain.compute(work, unit), units)
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
-        return self._ordered(lambda item: function(self._own.plain.site(self._one.settings), item), items)
+        return self._ordered(lambda item: function(self._own.plain.site, item), items)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -208,7 +209,8 @@ class Parallel:
             workers.close()
         # Locks of its own: the others may be held by a thread that does not exist in a fork.
         one = replace(self._one, paths=PathsTaken(), seeding=threading.Lock(), kept=KeptOutputs())
-        workers = Workers(partial(_answer, one, work), self._count, (one.settings.optimizer,))
+        not_sent = (one.settings.optimizer, one.settings.transform)
+        workers = Workers(partial(_answer, one, work), self._count, not_sent)
         self._forked = work, workers
         return workers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpmt.methods.base import Method, Prototype, Round, Server, Setup
-from fedpmt.records import RoundRecord
+from fedpmt.resources import ROUNDING
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.bookkeeping import add_holders, arrivals, fit_speeds, record_round
 from fedpmt.simulation.cohort import assign, draw_cohort, send_base, settle
@@ -21,11 +21,15 @@ from fedpmt.training.loop import LOSS
 from fedpmt.training.privacy import epsilon
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
     from fedpmt.devices.fleet import Fleet
+    from fedpmt.devices.traces import Traces
     from fedpmt.methods.base import Predictor, Step
     from fedpmt.models.layered import LayeredModel
     from fedpmt.parts.part import Part
     from fedpmt.pricing.plan import Planner
+    from fedpmt.records import RoundRecord, Stopped
     from fedpmt.settings import Settings
     from fedpmt.simulation.checkpoint import DeviceStore
     from fedpmt.simulation.cohort import Assignment, Verdict
@@ -35,8 +39,6 @@ if TYPE_CHECKING:
     from fedpmt.training.local import LocalSettings
     from fedpmt.training.messages import Reply, Task
     from fedpmt.types import Payload
-
-OnRound = Callable[[RoundRecord], None]
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Federation:
     executor: Executor
     store: DeviceStore
     replays: int = 0  # rounds, at most, that real devices have answered twice
+    traces: Traces | None = None  # when devices can be reached and how fast they are, where that was given
 
     def start(self) -> Progress:
         """Before the first round."""
@@ -84,11 +87,26 @@ class Federation:
 
     def play(self, progress: Progress) -> tuple[Progress, RoundRecord]:
         """One round of the federation."""
+        progress = progress if self.traces is None else self.wait(progress)
         round_, assignments = self.open(progress)
-        assignments = send_base(self, progress, assignments)
+        if self.has_base:
+            assignments = send_base(self, progress, assignments)
         verdict = self.settle(assignments, round_)
         replies = self.train(arrivals(assignments, verdict), progress)
         return self.close(progress, round_, assignments, verdict, replies)
+
+    def wait(self, progress: Progress) -> Progress:
+        """Let virtual time pass until somebody can be reached whom the next round may ask; infinity: nobody ever."""
+        if self.traces is None:
+            return progress
+        now, start = progress.virtual_seconds, math.inf
+        if self.chooses_cohort:
+            round_ = Round(progress.rounds, self.planner.price, Seeds(self.settings.seed, progress.rounds))
+            chosen = self.method.cohort(progress.state, round_)
+            start = math.inf if chosen is None else self.traces.next_start(now, chosen)
+        # Whom the method wants and nobody will ever reach is not waited for: it hears of an empty round.
+        start = self.traces.next_start(now) if math.isinf(start) else start
+        return replace(progress, virtual_seconds=start)
 
     def open(
         self, progress: Progress, reachable: Collection[int] | None = None
@@ -96,7 +114,10 @@ class Federation:
         """Who is asked for what, in device order; `reachable` where not all of the cohort can be."""
         round_ = Round(progress.rounds, self.planner.price, Seeds(self.settings.seed, progress.rounds))
         chosen = self.method.cohort(progress.state, round_) if self.chooses_cohort else None
-        devices = draw_cohort(self.settings, self.fleet, round_, chosen)
+        fleet = self.fleet
+        if self.traces is not None:
+            fleet = replace(fleet, reachable=self.traces.reachable(progress.virtual_seconds))
+        devices = draw_cohort(self.settings, fleet, round_, chosen)
         if reachable is not None:
             devices = [device for device in devices if device.id in reachable]
         round_ = replace(round_, cohort=tuple(device.id for device in devices))
@@ -106,7 +127,9 @@ class Federation:
         """What becomes of each device on the clock: known before anybody trains."""
         chance = self.settings.failure
         failed = [
-            not one.able or (chance > 0 and bool(round_.rng("failure", one.device.id).random() < chance))
+            not one.able
+            or one.base_seconds + one.seconds > one.reach * (1 + ROUNDING)
+            or (chance > 0 and bool(round_.rng("failure", one.device.id).random() < chance))
             for one in assignments
         ]
         seconds, base = [one.seconds for one in assignments], [one.base_seconds for one in assignments]
@@ -144,7 +167,8 @@ class Federation:
             accepted = {**(accepted or {}), **{one.device.id: progress.rounds for one in arrived}}
         if self.settings.speeds != "stated":
             speeds = fit_speeds(self, progress, assignments, verdict)
-        now, holders = progress.virtual_seconds + seconds, add_holders(progress, assignments)
+        holders = add_holders(progress, assignments) if self.has_base else None
+        now = progress.virtual_seconds + seconds
         after = Progress(step.state, progress.rounds + 1, now, accepted, speeds, holders)
         record = record_round(self, after, assignments, verdict)
         return after, record.model_copy(update=self.measure(after, step, losses, seconds))
@@ -164,9 +188,11 @@ class Federation:
             "server_operations": step.server_operations,
             "round_seconds": seconds,
         }
-        last = progress.rounds == settings.rounds or self.out_of_time(progress)
-        due = progress.rounds % settings.eval_every == 0 or last
-        return {**fields, **evaluate(self, progress)} if due else fields
+        return {**fields, **evaluate(self, progress)} if self.is_due(progress) else fields
+
+    def is_due(self, progress: Progress) -> bool:
+        """Whether the round that led here is evaluated: every so often, and the last one always."""
+        return progress.rounds % self.settings.eval_every == 0 or self.ended(progress) is not None
 
     def server(self, arrived: list[Assignment], round_index: int) -> Server:
         """What the server has at hand, and how much it may do with it: a multiple of what its devices do."""
@@ -195,9 +221,16 @@ class Federation:
         epoch = price.full.operations * price.samples / price.batch
         return operations / epoch * self.settings.full_seconds / self.settings.server_speed
 
-    def out_of_time(self, progress: Progress) -> bool:
-        """Whether the virtual clock has passed the user's budget."""
-        return self.settings.time_budget is not None and progress.virtual_seconds >= self.settings.time_budget
+    def ended(self, progress: Progress) -> Stopped | None:
+        """Why there is no further round, whatever the score; None if there is one."""
+        budget, start = self.settings.time_budget, progress.virtual_seconds
+        if self.traces is not None:
+            start = self.wait(progress).virtual_seconds
+        if budget is not None and budget <= start < math.inf:
+            return "time-budget"
+        if progress.rounds >= self.settings.rounds:
+            return "rounds"
+        return "unreachable" if math.isinf(start) else None
 
     @cached_property
     def work(self) -> LocalWork[Any]:
@@ -215,6 +248,11 @@ class Federation:
         return type(self.method).cohort is not Method.cohort
 
     @cached_property
+    def has_base(self) -> bool:
+        """Whether a net has a frozen base, which a device downloads once."""
+        return any(structure.base_bytes for structure in self.planner.structures.values())
+
+    @cached_property
     def keeps_state(self) -> bool:
         """Whether devices keep something between rounds."""
         return type(self.work).first is not LocalWork.first
@@ -227,7 +265,8 @@ class Federation:
     @cached_property
     def local_settings(self) -> LocalSettings:
         """How devices train, but for the learning rate."""
-        local = local_settings(self.settings, 0, self.problem.optimizer, self.rate)
+        problem = self.problem
+        local = local_settings(self.settings, 0, problem.optimizer, self.rate, problem.transform)
         return replace(local, keeps_base=self.planner.price.keeps_base)
 
     def local(self, round_index: int) -> LocalSettings:

@@ -30,7 +30,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
         assemble(settings, problem, method, Path(nowhere)) as federation,
     ):
         check_room(federation, folder)
-        progress = federation.start()
+        progress = federation.wait(federation.start())
         warn_before_training(federation, progress)
         round_, assignments = federation.open(progress)
         verdict = federation.settle(assignments, round_)

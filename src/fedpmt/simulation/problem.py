@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedpmt.data.lazy import is_read
 from fedpmt.models.build import build
 from fedpmt.models.nets import Net, net
 from fedpmt.parts.part import GLOBAL
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fedpmt.data.federated import FederatedData
     from fedpmt.models.layered import LayeredModel
     from fedpmt.settings import Settings
+    from fedpmt.training.batches import Transform
     from fedpmt.training.optimizers import Optimizer
 
 
@@ -37,6 +39,7 @@ class Problem:
     prototypes: Mapping[str, LayeredModel] = field(default_factory=dict)  # a method's own nets
     optimizer: Optimizer | None = None  # a user's own, in place of the settings'
     rate: Callable[[int], float] | None = None  # round -> η, likewise
+    transform: Transform | None = None  # of the inputs of each training batch
 
     @property
     def models(self) -> dict[str, LayeredModel]:
@@ -51,6 +54,12 @@ class Problem:
     def example(self, device: torch.device = CPU) -> Arrays:
         """Two test inputs, for finding out what a forward pass does."""
         return placed(self.data.test.take(np.arange(2) % len(self.data.test)), device).inputs
+
+
+def sizes_of(problem: Problem, settings: Settings) -> int | np.ndarray:
+    """|D_k| of every device as far as it is known here; one number where all are equal."""
+    sizes = problem.data.sizes
+    return settings.samples if sizes is None else sizes
 
 
 def paper_problem(settings: Settings, data: FederatedData) -> Problem:
@@ -83,10 +92,13 @@ def draws_at_random(model: LayeredModel, example: Arrays) -> bool:
 def try_out(problem: Problem, settings: Settings) -> None:
     """Run a few samples through a user's model, loss and metrics, so that what cannot work is refused at once."""
     model, data = problem.model.clone(), problem.data
-    # BatchNorm cannot train on one value per channel, which the last batch may come down to.
-    last = settings.samples % settings.batch or min(settings.batch, settings.samples)
+    # BatchNorm cannot train on one value per channel, which the last batch of some device may come down to.
+    sizes = np.atleast_1d(sizes_of(problem, settings))
+    lasts = np.where(sizes % settings.batch, sizes % settings.batch, settings.batch)
+    smallest = int(lasts.argmin())
+    last = int(lasts[smallest])
     shapes = {}
-    for count, examples in ((2, data.test), (last, data.shard(0))):
+    for count, examples in ((2, data.test), (last, data.shard(smallest))):
         few, training = placed(examples.take(np.arange(count) % len(examples))), examples is not data.test
         model.set_training([training] * len(model.structure.layers))
         try:
@@ -133,7 +145,7 @@ def _check_labels(problem: Problem, outputs: Any, targets: Arrays) -> None:
     rows = next_tokens if loss is next_token_loss else class_rows
     classes = rows(outputs, targets)[0].shape[-1]
     for name, examples in (("train", problem.data.training_set()), ("test", problem.data.test)):
-        if examples is None:
+        if examples is None or is_read(examples):
             continue
         labels = labels_of(examples.targets)
         counted = labels[labels != IGNORED]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import statistics
 import time
@@ -15,6 +13,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from fedpmt.devices.fleet import MIB
+from fedpmt.devices.tables import write_table
 from fedpmt.parts.depth import suffixes
 from fedpmt.parts.part import GLOBAL, frozen_prefix, mask
 from fedpmt.seeds import Seeds
@@ -81,7 +80,7 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
         "batch": settings.batch,
         "speed": speed,
         "depths": rows,
-        "csv": _csv_row(name, speed, rows),
+        "csv": _csv_row(name, speed),
     }
 
 
@@ -101,20 +100,8 @@ def peak_bytes(work: Callable[[], object]) -> int:
     return peak
 
 
-def _csv_row(name: str, speed: float, rows: list[dict[str, Any]]) -> str:
-    """What the fleet CSV reads (name, speed, the machine's memory), then what was measured of each depth."""
+def _csv_row(name: str, speed: float) -> str:
+    """What the fleet CSV says of this machine: its name, its speed and its memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    columns = {
-        "name": name,
-        "speed": f"{speed:.6g}",
-        "memory_mib": f"{memory / MIB:.0f}",
-    }
-    columns |= {f"peak_mib_depth_{row['depth']}": f"{row['peak_bytes'] / MIB:.2f}" for row in rows}
-    columns |= {
-        f"seconds_per_sample_depth_{row['depth']}": f"{row['seconds_per_sample']:.3e}" for row in rows
-    }
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerow(columns)
-    return text.getvalue().rstrip("\n")
+    row = (name, f"{speed:.6g}", f"{memory / MIB:.0f}")
+    return write_table(("name", "speed", "memory_mib"), [row]).rstrip("\n")

@@ -39,6 +39,7 @@ def restamp_run(
     ):
         progress = federation.start()
         for old in run.rounds:
+            progress = federation.wait(progress)
             round_, assignments = federation.open(progress)
             assignments = send_base(federation, progress, assignments)
             verdict = federation.settle(assignments, round_)

@@ -12,6 +12,7 @@ import tempfile
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
@@ -19,22 +20,28 @@ from pydantic import ValidationError
 
 from fedpmt import records
 from fedpmt.methods.registry import typed_options
-from fedpmt.records import ResultRecord, RoundRecord, write_atomically
-from fedpmt.types import DivergedError, SettingError
+from fedpmt.records import EVALUATION, ResultRecord, RoundRecord, write_atomically
+from fedpmt.settings import parse_schedule
+from fedpmt.simulation.callbacks import RoundEnd
+from fedpmt.types import DivergedError, SettingError, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Set
 
     from torch import Tensor
 
-    from fedpmt.methods.base import Method
+    from fedpmt.methods.base import Method, Predictor
     from fedpmt.records import ComputePath, Stopped
     from fedpmt.settings import Settings
-    from fedpmt.simulation.loop import Federation, OnRound, Progress
+    from fedpmt.simulation.callbacks import OnRound
+    from fedpmt.simulation.loop import Federation, Progress
     from fedpmt.simulation.problem import Problem
     from fedpmt.types import Examples
 
 LOCK = ".lock"
+MOST_SHOWN = 100
+"""Characters of a table that a message shows."""
+
 _log = logging.getLogger("fedpmt")
 
 
@@ -57,12 +64,11 @@ def open_folder(folder: Path, settings: Settings, *, resume: bool) -> bool:
         return False
     if taken:
         raise SettingError(f"out = '{folder}' exists and is not a run folder")
-    config = json.dumps({"format": 1, "settings": settings.model_dump(mode="json")}, indent=1)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
-            (temporary / records.CONFIG).write_text(config + "\n", encoding="utf-8")
+            (temporary / records.CONFIG).write_bytes(_config(settings))
             temporary.chmod(0o755)
             temporary.replace(folder)
         except BaseException:
@@ -73,19 +79,58 @@ def open_folder(folder: Path, settings: Settings, *, resume: bool) -> bool:
     return True
 
 
+def _config(settings: Settings) -> bytes:
+    config = {"format": 1, "settings": settings.model_dump(mode="json")}
+    return json.dumps(config, indent=1).encode() + b"\n"
+
+
+def is_finished(folder: Path, settings: Settings) -> bool:
+    """Whether there is nothing left to play: not where more rounds are wanted, or where a callback ended the run."""
+    result = records.read_result(folder)
+    if result is None:
+        return False
+    short = result.stopped == "rounds" and result.rounds < settings.rounds
+    return not short and result.stopped != "callback"
+
+
 def check_same(folder: Path, stored: Mapping[str, Any], settings: Settings) -> None:
     """Refuse to continue a run with settings that are not its own."""
     key = differing(stored, settings)
     if key is not None:
         raise SettingError(
             f"out = '{folder}' is a run of another configuration: "
-            f"its {key} is '{stored[key]}', not '{settings.identity()[key]}'"
+            f"its {key} is '{_in_short(stored[key])}', not '{_in_short(settings.identity()[key])}'"
+        )
+    _check_rounds(folder, stored.get("rounds", settings.rounds), settings)
+
+
+def _check_rounds(folder: Path, before: Any, settings: Settings) -> None:
+    """Refuse to change the rounds of a run, except to more of them that change nothing in those before."""
+    if not isinstance(before, int) or before < 1:
+        raise SettingError(f"{folder / records.CONFIG} is not a run's configuration (rounds is '{before}')")
+    if settings.rounds != before and parse_schedule(settings.schedule)[0] == "cosine":
+        raise SettingError(
+            f"rounds must be {before}, as in the run in '{folder}' (got {settings.rounds}): "
+            f"the rates of schedule = '{settings.schedule}' depend on it"
+        )
+    if settings.rounds < before:
+        raise SettingError(
+            f"rounds must be >= {before}, those of the run in '{folder}' (got {settings.rounds})"
         )
 
 
+def _in_short(value: object) -> str:
+    """A value within one line of a message: a fleet given in Python has many."""
+    text = str(value)
+    return f"{text[:MOST_SHOWN].strip().replace(chr(10), ' | ')} ..." if "\n" in text else text
+
+
 def differing(stored: Mapping[str, Any], settings: Settings) -> str | None:
-    """The first setting in which a stored run differs; what an older version did not know cannot differ."""
-    identity = settings.identity()
+    """The first setting in which a stored run differs; what an older version did not know cannot differ.
+
+    A run may be extended, so rounds are not compared.
+    """
+    identity = {key: value for key, value in settings.identity().items() if key != "rounds"}
     if stored.get("method") == settings.method:
         with suppress(SettingError):
             # Older versions stored options as they were typed.
@@ -137,10 +182,12 @@ class Totals:
     server_operations: float = 0.0
     path: ComputePath | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+    best: float | None = None
+    stale: int = 0  # evaluations since the best one
 
     def plus(self, record: RoundRecord) -> Totals:
         """With one more round."""
-        evaluated = record.score is not None
+        evaluated, better = record.score is not None, self._improves(record)
         return Totals(
             self.bytes_up + record.bytes_up,
             self.bytes_down + record.bytes_down,
@@ -150,7 +197,14 @@ class Totals:
             self.server_operations + record.server_operations,
             self.path,
             record.scores if evaluated else self.scores,
+            record.score if better else self.best,
+            0 if better else self.stale + evaluated,
         )
+
+    def _improves(self, record: RoundRecord) -> bool:
+        if record.score is None or self.best is None:
+            return record.score is not None
+        return record.score > self.best if record.maximize else record.score < self.best
 
     def by(self, seen: Set[ComputePath]) -> Totals:
         """The same with these paths among those taken."""
@@ -202,7 +256,15 @@ def simulate(
                     break
                 record = journal.add(*played)
                 if on_round is not None:
-                    on_round(record)
+                    journal.call(on_round, record)
+            if journal.stopped == "unreachable":
+                _log.warning(
+                    "%s: no device can be reached any more after %g virtual seconds; the run ends with %d of %d rounds",
+                    settings.method,
+                    journal.progress.virtual_seconds,
+                    journal.progress.rounds,
+                    settings.rounds,
+                )
         return journal.finish()
 
 
@@ -211,7 +273,7 @@ class Journal:
 
     def __init__(self, federation: Federation, folder: Path) -> None:
         self.federation, self.folder = federation, folder
-        self._saved = _continue(federation, folder)
+        self._saved = self._before = _continue(federation, folder)
         self.stopped: Stopped | None = _stop(federation, self._saved)
         self._written = time.monotonic()
         self._lines: BinaryIO | None = None
@@ -224,12 +286,8 @@ class Journal:
 
     def add(self, progress: Progress, record: RoundRecord) -> RoundRecord:
         """Write down a round that has been played."""
-        assert self._lines is not None
-        self._lines.write(record.model_dump_json(exclude_defaults=True).encode() + b"\n")
-        self._lines.flush()
-        # One assignment: an interrupt finds the round in all of it or in none.
-        totals = self._saved.totals.plus(record).by(self.federation.executor.paths.seen)
-        self._saved = Saved(progress, totals, self._lines.tell())
+        self._before = self._saved
+        self._write(progress, record)
         self._say_path()
         self.stopped = _stop(self.federation, self._saved)
         seconds = time.monotonic() - self._written
@@ -238,6 +296,38 @@ class Journal:
             self._written = time.monotonic()
         self.federation.store.outdate(progress.accepted or {})
         return record
+
+    def _write(self, progress: Progress, record: RoundRecord) -> None:
+        """Write the line of the last round."""
+        assert self._lines is not None
+        self._lines.truncate(self._before.records_length)
+        self._lines.write(_line(record))
+        self._lines.flush()
+        # One assignment: an interrupt finds the round in all of it or in none.
+        totals = self._before.totals.plus(record).by(self.federation.executor.paths.seen)
+        self._saved = Saved(progress, totals, self._lines.tell())
+
+    def call(self, on_round: OnRound, record: RoundRecord) -> None:
+        """Call back with the last round; the run ends here if `Stop` is raised."""
+        end = RoundEnd.of(record, self.folder, lambda: copy_state(self.federation, self.progress))
+        try:
+            on_round(end)
+        except Stop:
+            self._stop_here(record)
+        finally:
+            end.close()
+
+    def _stop_here(self, record: RoundRecord) -> None:
+        from fedpmt.simulation.evaluation import evaluate
+
+        if self.stopped is not None:
+            return
+        if record.score is None:
+            # What the result says is of the weights that are saved.
+            evaluated = evaluate(self.federation, self.progress)
+            self._write(self.progress, record.model_copy(update=evaluated))
+        self.stopped = "callback"
+        self.checkpoint()
 
     def _say_path(self) -> None:
         """Say once what keeps this run from compiled code that could train its model."""
@@ -262,6 +352,11 @@ class Journal:
         return _finish(self.federation, self.folder, self._saved, self.stopped)
 
     def __enter__(self) -> Self:
+        settings = self.federation.settings
+        if (records.read_config(self.folder) or {}).get("rounds", settings.rounds) != settings.rounds:
+            write_atomically(self.folder / records.CONFIG, _config(settings))
+        # It was of fewer rounds.
+        (self.folder / records.RESULT).unlink(missing_ok=True)
         self._lines = (self.folder / records.ROUNDS).open("ab")
         self._lines.truncate(self._saved.records_length)
         return self
@@ -285,22 +380,40 @@ def _continue(federation: Federation, folder: Path) -> Saved:
         saved = read_value(path, compute_device(federation.settings.device))
         if not isinstance(saved, Saved):
             raise SettingError(f"{path} is not a checkpoint")
-        _check_rounds(folder / records.ROUNDS, saved)
+        saved = _reopen(federation, folder / records.ROUNDS, saved)
     else:
         saved = Saved(federation.start(), Totals(), 0)
     federation.store.recover(saved.progress.accepted or {})
     return saved
 
 
-def _check_rounds(path: Path, saved: Saved) -> None:
-    """Refuse to continue behind records that are not those of the checkpoint."""
-    kept = (path.read_bytes() if path.exists() else b"")[: saved.records_length]
+def _reopen(federation: Federation, path: Path, saved: Saved) -> Saved:
+    """The checkpoint with the records that belong to it, as if the run had never been meant to end here."""
+    lines, steps = _read_lines(path, saved.progress.rounds)
+    if steps and steps[-1].score is not None and not federation.is_due(saved.progress):
+        # It was the last round then: a run that goes on would not have evaluated it.
+        steps[-1] = RoundRecord(**{key: value for key, value in steps[-1] if key not in EVALUATION})
+        lines[-1] = _line(steps[-1])
+        write_atomically(path, *lines)
+    totals = reduce(Totals.plus, steps, Totals(path=saved.totals.path))
+    return Saved(saved.progress, totals, sum(map(len, lines)))
+
+
+def _read_lines(path: Path, rounds: int) -> tuple[list[bytes], list[RoundRecord]]:
+    """Read the first rounds; refuse to continue behind records that are not those of the checkpoint."""
+    whole = (path.read_bytes() if path.exists() else b"").split(b"\n")[:-1]
+    lines = [line + b"\n" for line in whole[:rounds]]
     try:
-        numbers = [RoundRecord.model_validate_json(line).round for line in kept.splitlines()]
+        steps = [RoundRecord.model_validate_json(line) for line in lines]
     except ValidationError as error:
         raise SettingError(f"{path} holds a line that is not a round ({error.errors()[0]['msg']})") from error
-    if len(kept) != saved.records_length or numbers != list(range(1, saved.progress.rounds + 1)):
-        raise SettingError(f"{path} does not hold the {saved.progress.rounds} rounds of its checkpoint")
+    if [step.round for step in steps] != list(range(1, rounds + 1)):
+        raise SettingError(f"{path} does not hold the {rounds} rounds of its checkpoint")
+    return lines, steps
+
+
+def _line(record: RoundRecord) -> bytes:
+    return record.model_dump_json(exclude_defaults=True).encode() + b"\n"
 
 
 def _stop(federation: Federation, saved: Saved) -> Stopped | None:
@@ -309,15 +422,15 @@ def _stop(federation: Federation, saved: Saved) -> Stopped | None:
         maximize = federation.problem.objective.maximize
         if records.reaches(totals.score, settings.target, maximize=maximize):
             return "target"
-    if federation.out_of_time(progress):
-        return "time-budget"
-    return "rounds" if progress.rounds >= settings.rounds else None
+    if settings.patience is not None and totals.stale >= settings.patience:
+        return "patience"
+    return federation.ended(progress)
 
 
 def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) -> ResultRecord:
     from safetensors.torch import save
 
-    from fedpmt.simulation.evaluation import score_by_width
+    from fedpmt.simulation.evaluation import evaluate_clients, score_by_width
 
     settings, progress, totals = federation.settings, saved.progress, saved.totals
     predictor, objective = federation.predictor(progress), federation.problem.objective
@@ -325,14 +438,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         classes = federation.problem.data.classes
         guess = 1 / classes if classes and objective.score_name == records.ACCURACY else None
         totals = replace(totals, score=guess, loss=None, scores={})
-    # All of the module's state, so that the file loads strictly into it; what is shared by methods without a global
-    # model stands alone.
-    model = federation.problem.model
-    state = model.state_dict(predictor.tensors) if predictor.kind == "global" else predictor.tensors
-    write_atomically(
-        folder / records.MODEL_FILE,
-        save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}),
-    )
+    write_atomically(folder / records.MODEL_FILE, save(_copy(federation, predictor)))
     result = ResultRecord(
         method=settings.method,
         task=settings.task,
@@ -360,9 +466,22 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         public_samples=_count(federation.data.public),
         validation_samples=_count(federation.data.validation),
         path=totals.path,
+        **({} if stopped == "diverged" else evaluate_clients(federation, progress)),
     )
     write_atomically(folder / records.RESULT, result.model_dump_json(indent=1).encode() + b"\n")
     return result
+
+
+def copy_state(federation: Federation, progress: Progress) -> dict[str, Tensor]:
+    """Copy what the run would save as its model here."""
+    return _copy(federation, federation.predictor(progress))
+
+
+def _copy(federation: Federation, predictor: Predictor) -> dict[str, Tensor]:
+    """Copy all of the module's state, so that it loads strictly; what methods without a global model share, alone."""
+    model = federation.problem.model
+    state = model.state_dict(predictor.tensors) if predictor.kind == "global" else predictor.tensors
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
 
 
 def _count(examples: Examples | None) -> int:

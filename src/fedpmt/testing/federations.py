@@ -82,7 +82,7 @@ def learns_with_default_settings(subject: Subject) -> None:
     """On the embedded data, with no setting but the number of rounds, it ends well above a guess."""
     with scratch() as folder:
         given = _fitting(subject, {"rounds": subject.rounds, "eval_every": 4, **subject.settings})
-        run = api.run(subject.method, out=folder / "run", **given)
+        run = api.run(subject.method, out=folder / "run", progress=False, **given)
     result = run.result
     expect(result is not None and result.score is not None, "the run has no result")
     if result is not None and result.score is not None:
@@ -93,7 +93,7 @@ def learns_with_default_settings(subject: Subject) -> None:
 
 def _run(subject: Subject, folder: Path, **settings: Any) -> RunRecord:
     given = _fitting(subject, {**SMALL, **subject.settings, **settings})
-    return api.run(subject.in_stages, out=folder, **given)
+    return api.run(subject.in_stages, out=folder, progress=False, **given)
 
 
 def _fitting(subject: Subject, given: dict[str, Any]) -> dict[str, Any]:

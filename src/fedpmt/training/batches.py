@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
+from fedpmt.data.lazy import Lazy
 from fedpmt.types import Arrays, Examples, SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from fedpmt.data.base import FederatedData
+
+Transform: TypeAlias = "Callable[..., Arrays]"
+"""Augments the inputs of a batch: `transform(inputs)`, or `transform(inputs, generator)` with torch's generator."""
 
 CPU = torch.device("cpu")
 
@@ -41,7 +49,12 @@ def placed(examples: Examples, device: torch.device = CPU) -> Examples:
 def _placed(arrays: Arrays, device: torch.device) -> Arrays:
     if isinstance(arrays, Mapping):
         return {name: _placed(array, device) for name, array in arrays.items()}
-    return torch.as_tensor(arrays).to(device)
+    if isinstance(arrays, torch.Tensor) or arrays.flags.writeable:
+        return torch.as_tensor(arrays).to(device)
+    with warnings.catch_warnings():
+        # Samples are never written to, so that an array which cannot be, such as a file's, needs no copy.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.as_tensor(arrays).to(device)
 
 
 def chunks(examples: Examples, size: int = CHUNK) -> list[slice]:
@@ -68,14 +81,66 @@ def gather(arrays: Arrays, rows: Tensor) -> Arrays:
     return arrays.index_select(0, rows)
 
 
+@dataclass(frozen=True)
+class PerSample:
+    """A transform of single samples, for a whole batch.
+
+    >>> import torch
+    >>> PerSample(lambda sample: sample.flip(0))(torch.tensor([[1, 2], [3, 4]]))
+    tensor([[2, 1],
+            [4, 3]])
+    """
+
+    function: Callable[..., Arrays]  # of a sample's inputs, or of these and a generator
+
+    def __call__(self, inputs: Arrays, *generator: torch.Generator) -> Arrays:
+        """The batch, sample by sample."""
+        if not isinstance(inputs, Mapping):
+            return torch.stack([self.function(sample, *generator) for sample in inputs])
+        count = len(next(iter(inputs.values())))
+        rows = [{name: one[row] for name, one in inputs.items()} for row in range(count)]
+        changed = [self.function(row, *generator) for row in rows]
+        return {name: torch.stack([one[name] for one in changed]) for name in changed[0]}
+
+
+def takes_generator(transform: Transform) -> bool:
+    """Whether a transform wants a generator in addition to the inputs."""
+    function = transform.function if isinstance(transform, PerSample) else transform
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a function of C has none
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [one for one in parameters if one.kind in kinds and one.default is inspect.Parameter.empty]
+    return len(needed) > 1
+
+
+def augmented(transform: Transform, batch: Examples, generator: torch.Generator) -> Examples:
+    """The batch with other inputs."""
+    drawn = (generator,) if takes_generator(transform) else ()
+    inputs = transform(batch.inputs, *drawn)
+    found = inputs if isinstance(inputs, Mapping) else {"": inputs}
+    if not all(isinstance(one, torch.Tensor) and len(one) == len(batch) for one in found.values()):
+        raise SettingError(
+            f"transform must return the inputs of all {len(batch)} samples of a batch, as tensors"
+        )
+    return replace(batch, inputs=inputs)
+
+
 class PlacedData:
     """A federation's data on the compute device: rows are moved once, and a shard is a gather of rows."""
 
     def __init__(self, data: FederatedData, device: torch.device, *, images_last: bool = False) -> None:
         self._data, self._device, self._images_last = data, device, images_last
         everything = data.training_set()
-        self._train = None if everything is None else self._place(everything)
+        held = everything is not None and not isinstance(everything, Lazy)
+        self._train = self._place(everything) if everything is not None and held else None
         self.test = self._place(data.test)
+        own = data.own_test
+        self.own_test = None
+        if own is not None:
+            same = own.examples is data.test
+            self.own_test = replace(own, examples=self.test if same else self._place(own.examples))
         self.public = None if data.public is None else self._place(data.public)
         self.validation = None if data.validation is None else self._place(data.validation)
 
@@ -91,6 +156,8 @@ class PlacedData:
         )
 
     def _place(self, examples: Examples) -> Examples:
+        if isinstance(examples, Lazy):
+            return examples.placed(self._place)
         examples = placed(examples, self._device)
         if self._images_last and isinstance(examples.inputs, torch.Tensor):
             return replace(examples, inputs=channels_last(examples.inputs))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedpmt.parts.part import Extra, Part
     from fedpmt.pricing.cost import Cost
     from fedpmt.settings import Settings
+    from fedpmt.training.batches import Transform
     from fedpmt.training.kept import KeptOutputs
     from fedpmt.training.messages import Task
     from fedpmt.training.objective import Objective
@@ -49,6 +50,7 @@ class LocalSettings:
     privacy: Privacy | None = None
     precision: TrainedPrecision = "fp32"  # in which trained layers compute; their weights stay as they are
     frozen_precision: FrozenPrecision = "fp32"  # of the layers before the first trained one
+    transform: Transform | None = None  # of the inputs of each batch
     keeps_base: bool = False  # whether what a frozen base makes of the samples is kept over rounds
 
     @property
@@ -111,8 +113,9 @@ def local_settings(
     round_index: int = 0,
     optimizer: Optimizer | None = None,
     rate: Callable[[int], float] | None = None,
+    transform: Transform | None = None,
 ) -> LocalSettings:
-    """What the run's settings, or a user's own optimizer and rate, say about local training in this round."""
+    """What settings, or a user's own optimizer, rate and transform, say about local training in this round."""
     return LocalSettings(
         settings.epochs,
         settings.batch,
@@ -123,6 +126,7 @@ def local_settings(
         None if settings.dp_clip is None else Privacy(settings.dp_clip, settings.dp_noise),
         settings.precision,
         settings.frozen_precision,
+        transform,
     )
 
 

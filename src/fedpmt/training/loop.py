@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from fedpmt import kernels
+from fedpmt.data.lazy import Lazy
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.models.precision import Prefix, computing
 from fedpmt.models.trees import map_tensors, tensors_in
-from fedpmt.parts.part import GLOBAL, frozen_prefix, left_out, mask, place, take, within
+from fedpmt.parts.part import GLOBAL, Mask, frozen_prefix, left_out, mask, place, take, within
+from fedpmt.training.batches import augmented
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Run
 from fedpmt.training.messages import UPDATE, Reply
 from fedpmt.training.optimizers import clip
@@ -56,9 +58,9 @@ def evaluate_model(model: LayeredModel, tensors: Tensors, inputs: Arrays) -> Ten
 def local_tensors(task: Task, part: Part, structure: Structure) -> dict[str, Tensor]:
     """The received weights as the device works with them."""
     received = task.tensors[MODEL]
-    return {
-        name: place(received[name], selection, structure.shapes[name])
-        for name, selection in part.sent.items()
+    masked = {name: one for name, one in part.sent.items() if isinstance(one, Mask)}
+    return {name: received[name] for name in part.sent} | {
+        name: place(received[name], one, structure.shapes[name]) for name, one in masked.items()
     }
 
 
@@ -173,6 +175,7 @@ def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float
     """The whole local round in one compiled call; None where it must be done step by step."""
     settings, structure = job.site.settings, job.model.structure
     known = settings.precision == settings.frozen_precision == "fp32" and job.site.objective.plain
+    known = known and settings.transform is None and not isinstance(job.data, Lazy)
     rule = work.compiled(job) if job.site.fast and known else None
     if rule is None:
         return None
@@ -198,8 +201,12 @@ def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float
 
 def why_not_compiled(work: LocalWork[Any], job: Job[Any]) -> str | None:
     """What keeps a local round from compiled code that knows the model; None where it does not know it."""
+    if isinstance(job.data, Lazy):
+        return None  # a model is known by inputs that are there
     if not kernels.knows(job.model, job.data.inputs):
         return None
+    if job.site.settings.transform is not None:
+        return "a transform of batches"
     if job.site.settings.lowered is not None:
         return job.site.settings.lowered
     if work.compiled(job) is None:
@@ -218,7 +225,8 @@ def local_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float]:
     run, settings = work.start(job), job.site.settings
     run.stepper = stepper = (run.optimizer or settings.optimizer).start(run.moments)
     limit = settings.steps(len(job.data), job.task.steps) if run.params else 0
-    order = job.rng("order")
+    order, transform = job.rng("order"), settings.transform
+    drawn = None if transform is None else _torch_generator(job.rng("transform"), job.model.device)
     total = 0.0
     for _ in range(settings.epochs):
         positions = order.permutation(len(job.data))
@@ -226,6 +234,8 @@ def local_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float]:
             if run.steps >= limit:
                 break
             batch = run.data.take(positions[start : start + settings.batch])
+            if transform is not None and drawn is not None:
+                batch = augmented(transform, batch, drawn)
             with computing(settings.precision, batch.inputs):
                 loss = work.loss(run, batch)
             found = torch.autograd.grad(loss, list(run.params.values()), allow_unused=True)
@@ -239,6 +249,10 @@ def local_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float]:
             # Else the next step's batch and gradients would be made while these are still held.
             del batch, found, known, gradients, loss
     return run, total / max(1, run.steps)
+
+
+def _torch_generator(rng: np.random.Generator, device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(int(rng.integers(2**63)))
 
 
 def conclude(work: LocalWork[Any], run: Run[Any], loss: float) -> tuple[Reply, Any]:

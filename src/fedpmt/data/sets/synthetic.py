@@ -88,6 +88,11 @@ class SyntheticData(FederatedData):
         self._check(device)
         return self._samples
 
+    @property
+    def sizes(self) -> int:
+        """|D_k|, the same for every device."""
+        return self._samples
+
     def shard(self, device: int) -> Examples:
         """The device's samples, numbered through the fleet."""
         import numpy as np

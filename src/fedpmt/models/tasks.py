@@ -1,0 +1,96 @@
+"""Ready tasks: a module, its data set and settings that train it well, under one name. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fedpmt.types import Scalar
+
+PRETRAINED, RANDOM = "pretrained", "random"
+WHOLE, HEAD = "all", "head"
+
+
+@dataclass(frozen=True)
+class Task:
+    """The description of a ready task: all that the rest of the library knows about it."""
+
+    name: str
+    about: str
+    module: str  # the function that makes it, as package.module:function
+    data: str  # the data set
+    arguments: Mapping[str, Scalar] = field(default_factory=dict)  # of that function
+    weights: str = ""  # pretrained ones; the function then takes their tensors first, or None
+    tune: tuple[str, ...] = (WHOLE,)  # what can be trained of it, the default first
+    settings: Mapping[str, Scalar] = field(
+        default_factory=dict
+    )  # in place of the data set's, where none are given
+
+
+_MINILM: Mapping[str, Scalar] = {"epochs": 5, "batch": 10, "optimizer": "adam", "lr": 1e-4, "eval_every": 5}
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            "cnn-hapt",
+            "six activities of 30 people from their phones' motion, by a convolutional net",
+            "fedpmt.models.motion:motion_cnn",
+            "hapt",
+        ),
+        Task(
+            "lstm-shakespeare",
+            "the next character of a role's speech, by two LSTMs",
+            "fedpmt.models.characters:CharacterLSTM",
+            "shakespeare",
+            arguments={"alphabet": 66},
+        ),
+        Task(
+            "transformer-shakespeare",
+            "the same by a small transformer, which can also be cut by width",
+            "fedpmt.models.characters:CharacterTransformer",
+            "shakespeare",
+            arguments={"alphabet": 66},
+        ),
+        Task(
+            "resnet-cifar10",
+            "ten kinds of things in images, by ResNet-8 with GroupNorm",
+            "fedpmt.models.resnet:ResNet",
+            "cifar10",
+        ),
+        Task(
+            "mobilenetv2-cifar10",
+            "the same, by a MobileNetV2 that has learned ImageNet",
+            "fedpmt.models.mobilenetv2:build",
+            "cifar10",
+            arguments={"classes": 10, "size": 64},
+            weights="mobilenetv2",
+            tune=(WHOLE, HEAD),
+            settings={},
+        ),
+        Task(
+            "minilm-imdb",
+            "whether a review of a film is good, by a MiniLM that has learned sentences",
+            "fedpmt.models.minilm:build",
+            "imdb",
+            arguments={"classes": 2},
+            weights="minilm",
+            tune=(WHOLE, HEAD),
+            settings=_MINILM,
+        ),
+        Task(
+            "minilm-reuters",
+            "the subject of a news item, by the same MiniLM",
+            "fedpmt.models.minilm:build",
+            "reuters",
+            arguments={"classes": 10},
+            weights="minilm",
+            tune=(WHOLE, HEAD),
+            settings=_MINILM,
+        ),
+    )
+}
+"""Every ready task, by name."""

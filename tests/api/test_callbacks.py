@@ -1,0 +1,110 @@
+"""Callbacks get the record and the weights, and may end a run, as does a score that no longer improves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedpmt
+from fedpmt import SettingError, Stop
+from fedpmt.records import EVALUATION, RoundRecord
+from fedpmt.simulation.evaluation import evaluate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TINY: dict[str, Any] = {"rounds": 6, "devices": 5, "samples": 20, "cohort": 5, "batch": 10}
+
+
+def bits(run: fedpmt.Run) -> tuple[str | None, bytes, bytes]:
+    files = (run.folder / name for name in ("rounds.jsonl", "model.safetensors"))
+    return (run.result and run.result.weights_sha256, *(path.read_bytes() for path in files))  # type: ignore[return-value]
+
+
+def stop_after(number: int) -> Any:
+    def on_round(record: RoundRecord) -> None:
+        if record.round == number:
+            raise Stop
+
+    return on_round
+
+
+def test_weights_are_copies_of_what_would_be_saved(tmp_path: Path) -> None:
+    seen: list[fedpmt.RoundEnd] = []
+    weights: list[dict[str, torch.Tensor]] = []
+
+    def look(record: fedpmt.RoundEnd) -> None:
+        assert record.folder == tmp_path / "run"
+        seen.append(record)
+        weights.append(record.weights)
+        for tensor in record.weights.values():
+            tensor.zero_()
+
+    run = fedpmt.run(on_round=look, out=tmp_path / "run", **TINY)
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert saved.keys() == weights[-1].keys()
+    assert all(torch.equal(saved[name], weights[-1][name]) for name in saved)
+    assert not torch.equal(weights[0]["out.weight"], weights[-1]["out.weight"])
+    assert bits(run) == bits(fedpmt.run(**TINY))
+    assert [record.model_dump() for record in seen] == [record.model_dump() for record in run.rounds]
+    with pytest.raises(SettingError, match="inside a callback"):
+        _ = seen[0].weights
+
+
+def test_stop_ends_the_run_with_a_result_of_its_weights_and_it_can_be_continued(tmp_path: Path) -> None:
+    given: dict[str, Any] = {**TINY, "eval_every": 4, "out": tmp_path / "run"}
+    seen: list[int] = []
+    after = lambda record: seen.append(record.round)  # noqa: E731
+    run = fedpmt.run("scaffold", on_round=[stop_after(3), after], **given)
+    assert run.result is not None
+    assert (run.result.stopped, run.result.rounds, seen) == ("callback", 3, [1, 2, 3])
+    # The third round is evaluated because it is the last, as in a run of three rounds.
+    short = fedpmt.run("scaffold", **{**given, "rounds": 3, "out": None})
+    assert bits(run) == bits(short)
+    assert run.result.score == run.rounds[-1].score == short.rounds[-1].score
+    resumed = fedpmt.run("scaffold", resume=True, **given)
+    assert bits(resumed) == bits(fedpmt.run("scaffold", **{**given, "out": None}))
+    assert resumed.result is not None
+    assert resumed.result.stopped == "rounds"
+
+
+def test_a_stop_in_the_last_round_changes_nothing() -> None:
+    run = fedpmt.run(on_round=stop_after(6), **TINY)
+    assert run.result is not None
+    assert run.result.stopped == "rounds"
+
+
+def test_patience_counts_evaluations_that_are_no_better(tmp_path: Path) -> None:
+    given: dict[str, Any] = {**TINY, "rounds": 40, "eval_every": 2, "patience": 3, "lr": 0.3}
+    run = fedpmt.run(out=tmp_path / "whole", **given)
+    assert run.result is not None
+    assert run.result.stopped == "patience"
+    scores = [step.score for step in run.rounds if step.score is not None]
+    assert len(scores) > 3
+    best = max(scores[:-3])
+    assert scores.index(best) == len(scores) - 4
+    assert all(score <= best for score in scores[-3:])
+
+    def interrupt(record: RoundRecord) -> None:
+        if record.round == len(run.rounds) - 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedpmt.run(out=tmp_path / "parts", on_round=interrupt, **given)
+    assert bits(fedpmt.run(out=tmp_path / "parts", resume=True, **given)) == bits(run)
+
+
+def test_the_fields_of_an_evaluation_are_all_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on behind its last round forgets these, and only these."""
+    found: dict[str, Any] = {}
+
+    def spy(*arguments: Any) -> dict[str, Any]:
+        found.update(evaluate(*arguments))
+        return found
+
+    monkeypatch.setattr("fedpmt.simulation.loop.evaluate", spy)
+    fedpmt.run(**{**TINY, "rounds": 1})
+    assert set(found) == set(EVALUATION)

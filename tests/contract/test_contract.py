@@ -1,0 +1,217 @@
+"""The contract: every method keeps it, each check finds what it is for, and the interface carries unusual methods."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import broken_methods as broken
+import numpy as np
+import pytest
+import torch
+from diary import Diary, DiaryMethod, play
+from safetensors.torch import load_file
+
+from fedpmt import api
+from fedpmt.methods.averaging import Composed, PartAveraging
+from fedpmt.methods.fedavg import FedAvg
+from fedpmt.methods.fedpmt import FedPMT
+from fedpmt.methods.fedprox import Proximal
+from fedpmt.methods.heterofl import HeteroFL
+from fedpmt.methods.registry import METHODS, create
+from fedpmt.records import DEVICES, MODEL_FILE, ROUNDS, RunRecord
+from fedpmt.simulation.checkpoint import read_value
+from fedpmt.testing import CHECKS, ON_A_BENCH, Subject, check_method
+from fedpmt.testing.federations import learns_with_default_settings
+from fedpmt.training.server import Yogi
+from support import STAGES
+
+SHARED = {"depths": None, "splitting": "server"}
+ENOUGH = {"fjord": 24, "comet": 80, "fedgkt": 6, "prunefl": 24}
+"""That a method needs to get off the ground, where narrow nets learn little at first, or one device is alone."""
+
+ALONE = ("comet",)
+"""Methods whose devices learn by themselves, a few steps each time they are asked: that takes a minute."""
+
+TOGETHER: dict[str, dict[str, Any]] = {"prunefl": {"initial_rounds": 0, "interval": 1}}
+"""What lets several devices reply from the first round on."""
+
+QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 20}}
+"""What spares time on a bench, where a server without a cap would work for long."""
+
+NO_FEDAVG = {"comet", "fedgkt", "flexlora"}
+"""Methods that do not average weights, and so are FedAvg under no settings; their own tests have their reductions."""
+
+
+def subject(name: str, *, quick: bool = True) -> Subject:
+    options = QUICK.get(name, {}) if quick else {}
+    together, early = (
+        create(name, table[name], SHARED) if name in table else None for table in (TOGETHER, STAGES)
+    )
+    return Subject(create(name, options, SHARED), together, early, ENOUGH.get(name, 12))
+
+
+def cases() -> list[Any]:
+    """Every check of every method."""
+    found = []
+    for name in METHODS:
+        for check in CHECKS:
+            slow = [pytest.mark.slow] if name in ALONE and check is learns_with_default_settings else []
+            found.append(pytest.param(name, check, id=f"{name}-{check.__name__}", marks=slow))
+    return found
+
+
+@pytest.mark.parametrize(("name", "check"), cases())
+def test_keeps_the_contract(name: str, check: Any) -> None:
+    check(subject(name, quick=check is not learns_with_default_settings))
+
+
+def test_only_these_are_fedavg_under_no_settings() -> None:
+    assert {name for name in METHODS if create(name, {}, SHARED).neutral() is None} == NO_FEDAVG
+
+
+def test_files_of_methods_load_no_torch() -> None:
+    """Settings are refused before torch is loaded, and hooks stand in the same files."""
+    modules = sorted({module for module, _ in METHODS.values()})
+    program = f"import importlib, sys\nfor name in {modules}:\n    importlib.import_module(name)\n"
+    program += "    assert 'torch' not in sys.modules, name\n"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+DEFECTS: list[tuple[str, Any, str]] = [
+    ("is_a_frozen_picklable_value", broken.Changeable(), "is not frozen"),
+    ("declares_what_replies_carry", broken.Chatty(), "traits.sends_more is false"),
+    ("leaves_the_state_alone", broken.Overwriting(), "folding changed the state"),
+    ("leaves_kept_state_alone", broken.Forgetful(), "training changed what device 0 had kept"),
+    ("restores_states_from_disk", broken.Unwritable(), "TypeError: a state may not hold a set"),
+    ("ignores_arrival_order", broken.Hasty(), "state.tensors"),
+    ("keeps_uncovered_entries", broken.Restless(), "changed where nobody trained it"),
+    ("server_optimizer_skips_uncovered_entries", broken.Uncovered(), "the moment 'mean' of"),
+    ("keeps_the_model_without_training", broken.Restless(), "though nobody has learnt anything"),
+    ("sends_differences", broken.Weighty(), "is not zero, though nothing was learnt"),
+    ("accounts_for_bytes", broken.Chatty(), "and is priced as"),
+    ("reduces_to_fedavg", broken.NotNeutral(), "is not FedAvg's after three rounds"),
+    ("assigns_by_round_and_device", broken.Whimsical(), "another part"),
+    ("keeps_server_work_within_cap", broken.Busy(), "above its cap"),
+    ("same_bits_for_any_number_of_workers", broken.Drifting(), "other weights with other numbers of workers"),
+    ("same_bits_after_resume", broken.Drifting(), "other content after a resume"),
+    ("learns_with_default_settings", broken.Idle(), "after 2 rounds"),
+]
+
+
+@pytest.mark.parametrize(("name", "method", "reason"), DEFECTS, ids=[name for name, _, _ in DEFECTS])
+def test_a_defect_is_named(name: str, method: Any, reason: str) -> None:
+    (check,) = (one for one in CHECKS if one.__name__ == name)
+    with pytest.raises(AssertionError) as failed:
+        check_method(method, rounds=2, checks=[check])
+    assert str(failed.value).startswith(f"{type(method).__name__}: {name}: ")
+    assert reason in str(failed.value)
+
+
+def test_every_check_has_a_defect() -> None:
+    assert [name for name, _, _ in DEFECTS] == [check.__name__ for check in CHECKS]
+
+
+def test_the_first_failing_check_is_told_and_a_sound_method_passes() -> None:
+    with pytest.raises(AssertionError, match=r"^Chatty: declares_what_replies_carry: "):
+        check_method(broken.Chatty(), checks=ON_A_BENCH)
+    check_method(FedAvg(), checks=ON_A_BENCH)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Composed(parts=FedPMT(), local=Proximal(0.1)),
+        Composed(parts=FedPMT(), mean="fill"),
+        Composed(parts=HeteroFL(masked=False)),
+        FedPMT(server=Yogi()),
+    ],
+    ids=["parts-local", "parts-mean", "parts", "server"],
+)
+def test_compositions_keep_the_contract(method: Any) -> None:
+    check_method(method, checks=ON_A_BENCH)
+
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def state(folder: Path) -> dict[str, bytes]:
+    """Every accepted device state, by file."""
+    return {path.name: path.read_bytes() for path in sorted((folder / DEVICES).glob("*/*"))}
+
+
+def personal_accuracy(run: RunRecord, owned: dict[int, Diary]) -> float:
+    """The mean over devices of the shared model plus their own bias, on test samples of their own classes."""
+    problem = api.paper_problem_of(api.settings_of(run.settings))
+    weights = load_file(run.folder / MODEL_FILE)
+    test, means = problem.data.test, []
+    for device, diary in owned.items():
+        counts = problem.data.label_counts(device)
+        assert counts is not None
+        mine = test.take(np.flatnonzero(counts[test.targets] > 0))
+        outputs = problem.model.forward(weights, torch.from_numpy(mine.inputs)) + diary.bias
+        means.append(float((outputs.argmax(1).numpy() == mine.targets).mean()))
+    return float(np.mean(means))
+
+
+def test_runs_with_state_choice_and_extra_tensors(tmp_path: Path) -> None:
+    run = play(tmp_path / "run")
+    assert run.result.evaluates == "personal"
+    labels = {device.part for record in run.rounds for device in record.devices}
+    assert len(labels) > 1  # devices chose different depths
+    arrived = [device for record in run.rounds for device in record.devices if device.outcome == "arrived"]
+    lost = [device for record in run.rounds for device in record.devices if device.outcome != "arrived"]
+    assert lost
+    kept = {int(name.split("-")[0]): name for name in state(tmp_path / "run")}
+    assert set(kept) == {device.device for device in arrived}  # no state for devices that never took part
+    owned: dict[int, Diary] = {}
+    for device, name in kept.items():
+        diary = read_value(next((tmp_path / "run" / DEVICES).glob(f"*/{name}")))
+        assert isinstance(diary, Diary)
+        assert diary.rounds == sum(one.device == device for one in arrived)
+        owned[device] = diary
+    assert run.result.score == pytest.approx(personal_accuracy(run, owned))
+
+
+def test_it_keeps_the_contract() -> None:
+    check_method(DiaryMethod(classes=3), checks=ON_A_BENCH)
+
+
+def test_same_bits_for_any_number_of_workers(tmp_path: Path) -> None:
+    runs = [play(tmp_path / str(workers), workers=workers) for workers in (1, 2, 3)]
+    assert len({run.result.weights_sha256 for run in runs}) == 1
+    assert state(tmp_path / "1") == state(tmp_path / "2") == state(tmp_path / "3")
+
+
+@pytest.mark.parametrize("checkpoint_seconds", ["0", "10"])
+def test_killed_at_any_round_and_resumed(tmp_path: Path, checkpoint_seconds: str) -> None:
+    whole = play(tmp_path / "whole")
+    folder = tmp_path / "killed"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for lines in (2, 7):
+        call = f"diary.play(pathlib.Path({str(folder)!r}), checkpoint_seconds={checkpoint_seconds})"
+        program = f"import diary, pathlib; {call}"
+        process = subprocess.Popen([sys.executable, "-c", program], env=environment)
+        rounds = folder / ROUNDS
+        while process.poll() is None and not (rounds.exists() and rounds.read_bytes().count(b"\n") >= lines):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    resumed = play(folder)
+    assert resumed.result.model_copy(update={"run": ""}) == whole.result.model_copy(update={"run": ""})
+    assert (folder / ROUNDS).read_bytes() == (tmp_path / "whole" / ROUNDS).read_bytes()
+    assert state(folder) == state(tmp_path / "whole")
+
+
+def test_methods_without_state_leave_no_device_files(tmp_path: Path) -> None:
+    api.run("fedpmt", out=tmp_path / "run", rounds=1, devices=5, samples=10, cohort=5)
+    assert not (tmp_path / "run" / DEVICES).exists()
+    assert PartAveraging.__abstractmethods__ == {"part"}

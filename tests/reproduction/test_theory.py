@@ -1,0 +1,392 @@
+"""Theorem 1's bound, runs of it against what is known in closed form, and the problems it is tried on."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedpmt.seeds import generator
+from reproduction.theory import Constants, least_offset, loss_bound, splitting_constant
+from reproduction.theory.descent import CHUNK, Arm, Trace, _seat, descend
+from reproduction.theory.problems import Problem, Quadratic
+from reproduction.theory.rates import interval, level, ratio, slope
+from reproduction.theory.softmax import Softmax
+from reproduction.theory.stationary import coverage
+
+mixes = st.lists(st.integers(0, 20), min_size=1, max_size=6).filter(lambda counts: counts[-1] > 0)
+
+
+def shares_of(counts: list[int]) -> list[float]:
+    return [count / sum(counts) for count in counts]
+
+
+@pytest.mark.parametrize("depths", [1, 3, 5])
+def test_psi_of_full_depth_is_the_number_of_depths(depths: int) -> None:
+    assert splitting_constant([0.0] * (depths - 1) + [1.0]) == depths
+
+
+@given(mixes)
+def test_psi_is_least_at_full_depth_and_falls_when_a_device_trains_more(counts: list[int]) -> None:
+    psi = splitting_constant(shares_of(counts))
+    assert psi >= len(counts) * (1 - 1e-12)
+    if len(counts) > 1 and counts[0]:
+        promoted = [counts[0] - 1, counts[1] + 1, *counts[2:]]
+        assert splitting_constant(shares_of(promoted)) < psi
+
+
+@given(mixes, st.integers(1, 100))
+def test_the_appendix_writes_psi_for_widths_times_cohort_as_much(counts: list[int], cohort: int) -> None:
+    shares = shares_of(counts)
+    expected = len(counts) * cohort * splitting_constant(shares)
+    assert splitting_constant(shares, "appendix", cohort) == pytest.approx(expected)
+
+
+def test_psi_refuses_what_it_cannot_mean() -> None:
+    with pytest.raises(ValueError, match="did you mean 'appendix'"):
+        splitting_constant([1.0], "apendix")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="devices per round"):
+        splitting_constant([1.0], "appendix")
+    assert splitting_constant([1.0, 0.0]) == math.inf
+
+
+CONSTANTS = Constants(
+    strong_convexity=2.0,
+    smoothness=4.0,
+    distance=3.0,
+    gradient_square=5.0,
+    noise=7.0,
+    heterogeneity=0.5,
+    epsilon=0.5,
+)
+
+
+def test_the_bound_by_hand() -> None:
+    """p = (1/2, 1/2), |S| = 10, τ = 3, λ = 999, T = 1.
+
+    ψ = 3, |I| ψ + |S| = 16, least λ = 4 * 2 * 16 / 0.25 - 1 = 511
+    Δ̃ = (8 * 4 * 5 + 2 * 4 * 16.5 * 0.5 + 2 * 7 * 3) / 0.25 = (160 + 66 + 42) / 0.25 = 1072
+    printed = (1000 * 3 / 2 + 2 * 1072 / 4) / 1000 = (1500 + 536) / 1000
+    """
+    given_all = {"cohort": 10, "rounds": 1, "steps": 3, "offset": 999.0}
+    assert least_offset(CONSTANTS, [0.5, 0.5], 10) == 511
+    assert loss_bound(CONSTANTS, [0.5, 0.5], form="printed", **given_all) == pytest.approx(2.036)  # type: ignore[arg-type]
+    assert loss_bound(CONSTANTS, [0.5, 0.5], form="proof", **given_all) == pytest.approx(4 * 2.036)  # type: ignore[arg-type]
+
+
+@given(mixes, st.integers(1, 50), st.floats(0.01, 1.0))
+def test_the_least_offset_meets_the_condition_of_the_proof_with_equality(
+    counts: list[int], cohort: int, epsilon: float
+) -> None:
+    constants = Constants(0.5, 2.0, 1.0, epsilon=epsilon)
+    shares = shares_of(counts)
+    offset = least_offset(constants, shares, cohort)
+    first_step = 2 / (0.5 * epsilon * (1 + offset))
+    most = epsilon / (2 * 2.0 * (len(shares) * splitting_constant(shares) + cohort))
+    assert first_step == pytest.approx(most)
+    with pytest.raises(ValueError, match="the proof needs a λ of at least"):
+        loss_bound(constants, shares, cohort=cohort, rounds=1, offset=offset * 0.99)
+
+
+@given(mixes)
+def test_the_bound_is_widest_for_the_poorest_mix(counts: list[int]) -> None:
+    shares, full = shares_of(counts), [0.0] * (len(counts) - 1) + [1.0]
+    bound, best = (loss_bound(CONSTANTS, mix, cohort=10, rounds=1000, offset=1e6) for mix in (shares, full))
+    assert bound >= best * (1 - 1e-12)
+
+
+def test_nothing_is_claimed_where_epsilon_is_not_positive() -> None:
+    constants = Constants(1.0, 1.0, 1.0, epsilon=-0.1)
+    assert not constants.covered
+    assert loss_bound(constants, [1.0], cohort=1, rounds=10) == math.inf
+
+
+def test_an_epsilon_above_one_counts_as_one() -> None:
+    shares = [0.0, 1.0]
+    assert least_offset(Constants(1.0, 1.0, 1.0, epsilon=1.3), shares, 4) == least_offset(
+        Constants(1.0, 1.0, 1.0), shares, 4
+    )
+
+
+def test_wrong_constants_are_refused() -> None:
+    with pytest.raises(ValueError, match="0 < μ <= L"):
+        Constants(2.0, 1.0, 1.0)
+    with pytest.raises(ValueError, match="form = 'prof' is unknown; did you mean 'proof'"):
+        loss_bound(CONSTANTS, [1.0], cohort=1, rounds=1, form="prof")  # type: ignore[arg-type]
+
+
+def test_the_printed_bound_is_broken_where_the_one_of_the_proof_holds() -> None:
+    """No noise, devices alike, τ = 1, all curvatures L = 9: F(w^1) - F* = 9/2 Γ_1, and the printed bound is Γ_1 / 2."""
+    problem = Quadratic(devices=2, blocks=2, size=1, strong_convexity=9.0, smoothness=9.0, noise=0.0)
+    constants = Constants(9.0, 9.0, problem.distance)
+    error = float(problem.losses(problem.start)) - problem.minimum
+    printed, proof = (
+        loss_bound(constants, [0.0, 1.0], cohort=2, rounds=1, form=form) for form in ("printed", "proof")
+    )
+    assert error == pytest.approx(9.0)
+    assert printed == pytest.approx(1.0)
+    assert error <= proof == pytest.approx(9.0)
+
+
+def small(difference: float = 0.0, noise: float = 1.0, devices: int = 4) -> Quadratic:
+    return Quadratic(devices=devices, blocks=2, size=3, smoothness=3.0, difference=difference, noise=noise)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [small(0.5), Softmax(devices=4, blocks=2, features=3, samples=10)],
+    ids=["quadratic", "softmax"],
+)
+def test_full_depth_for_all_is_fedavg_bit_for_bit(problem: Problem) -> None:
+    rounds, steps, seed = 12, 3, 7
+    trace = descend(
+        problem, [Arm("all", (0, 4), 30.0)], seeds=[seed], rounds=rounds, steps=steps, records=100
+    )[0]
+    draws = problem.draw(generator(seed, "theory/gradient", 1), (CHUNK, steps, 4))
+    model, errors = problem.start, []
+    for t in range(1, rounds + 1):
+        errors.append(float(problem.losses(model)) - problem.minimum)
+        change = np.zeros_like(model)
+        for device in range(4):
+            local = model
+            for step in range(steps):
+                owner = np.array([device])
+                gradient = problem.noisy_gradients(local[None], owner, draws[t - 1, step, device][None])[0]
+                local = local - 2 / (problem.strong_convexity * 1.0) / (t + 30.0) * gradient
+            change = change + 0.25 * (local - model)
+        model = model + change
+    assert trace.errors[0].tolist() == errors
+
+
+def test_one_round_by_hand() -> None:
+    """H = I, w = (1, 1), centre 0, η_1 = 2 / (1 + 3) = 1/2, two steps: a trained entry goes to 1/4, on every device."""
+    problem = Quadratic(devices=2, blocks=2, size=1, noise=0.0)
+    trace = descend(problem, [Arm("thin", (2, 0), 3.0)], seeds=[0], rounds=2, steps=2)[0]
+    # Nobody trains the first block, so it stays at 1.
+    assert trace.errors[0].tolist() == [1.0, (1 + 1 / 16) / 2]
+
+
+def test_a_seed_and_an_arm_do_not_depend_on_their_company() -> None:
+    problem = small(0.3, devices=8)
+    arms = [Arm("a", (2, 2), 20.0), Arm("b", (2, 2), 20.0, redrawn=True), Arm("c", (0, 4), 50.0, epsilon=0.5)]
+    together = descend(problem, arms, seeds=[3, 5, 8], rounds=200, steps=2)
+    for arm, trace in zip(arms, together, strict=True):
+        alone = descend(problem, [arm], seeds=[5], rounds=200, steps=2)[0]
+        assert alone.errors[0].tolist() == trace.errors[1].tolist()
+
+
+def test_who_sits_where() -> None:
+    problem = small(0.3, devices=8)
+    fixed, redrawn, full = Arm("f", (3, 1), 9.0), Arm("r", (3, 1), 9.0, redrawn=True), Arm("a", (0, 4), 9.0)
+    seats = _seat(problem, [fixed, redrawn, full], [0, 1], 1)
+    assert seats.shape == (CHUNK, 3, 2, 4)
+    assert (np.diff(np.sort(seats, axis=-1), axis=-1) > 0).all()
+    # Of eight devices with three of four at depth 1, those are the first six.
+    assert (seats[:, 0, :, :3] < 6).all()
+    assert (seats[:, 0, :, 3] >= 6).all()
+    for arm in range(3):
+        seen = np.bincount(seats[:, arm].ravel(), minlength=8) / seats[:, arm].size
+        assert seen == pytest.approx(np.full(8, 1 / 8), abs=0.03)
+    everybody = _seat(problem, [Arm("f", (6, 2), 9.0), Arm("r", (6, 2), 9.0, redrawn=True)], [0], 1)
+    assert (everybody[:, 0] == np.arange(8)).all()
+    assert (np.sort(everybody[:, 1], axis=-1) == np.arange(8)).all()
+    assert not (everybody[:, 1] == np.arange(8)).all()
+
+
+def test_fixed_levels_end_on_the_computed_floor_and_redrawn_ones_do_not() -> None:
+    problem = small(0.5, noise=0.0)
+    arms = [Arm("fixed", (2, 2), 24.0), Arm("redrawn", (2, 2), 24.0, redrawn=True)]
+    fixed, redrawn = descend(problem, arms, seeds=[0, 1], rounds=3000)
+    expected = problem.floor([1, 1, 2, 2])
+    assert expected > 0.01
+    assert fixed.errors[:, -1] == pytest.approx(expected, rel=1e-3)
+    assert redrawn.errors[:, -1].max() < 0.1 * expected
+
+
+def test_epsilon_at_the_start_by_hand() -> None:
+    """H = I, w - w* = (1, 1), two devices of depth 1 and 2, before any step.
+
+    Depth 1: |S| * (1/2 * 1 * 1) over (1/2 * 2 + 1/2 * 2) = 1/2. Depth 2: 2 * (1 + 1/2) / 2 = 3/2. The least is 1/2.
+    Summed over the two, (1/2 * 2 + 3/2 * 2) / 4 = 1: devices that are alike keep all they know between them.
+    G² = ‖(1, 1)‖² = 2.
+    """
+    problem = Quadratic(devices=2, blocks=2, size=1, noise=0.0)
+    trace = descend(problem, [Arm("even", (1, 1), 5.0)], seeds=[0], rounds=1)[0]
+    assert trace.constants.epsilon == pytest.approx(0.5)
+    assert trace.summed == pytest.approx(1.0)
+    assert trace.constants.gradient_square == pytest.approx(2.0)
+    assert (trace.constants.noise, trace.constants.heterogeneity, trace.constants.distance) == (0.0, 0.0, 2.0)
+    assert trace.failing == 0
+
+
+def test_epsilon_is_at_least_one_for_fedavg_and_negative_for_fixed_levels_on_differing_data() -> None:
+    problem = small(1.0)
+    full, fixed = descend(problem, [Arm("a", (0, 4), 24.0), Arm("f", (3, 1), 24.0)], seeds=[0, 1], rounds=500)
+    assert full.constants.epsilon >= 1
+    assert full.failing == 0
+    assert not fixed.constants.covered
+    assert 0 < fixed.failing < 1
+
+
+def test_devices_that_are_alike_lose_nothing_between_them() -> None:
+    """With τ = 1 and F_k = F, Σ_k A_k ∘ ∇F_k = ∇F whatever the depths, so the summed ratio is at least 1."""
+    problem = Quadratic(devices=4, blocks=2, size=3, smoothness=3.0, coupling=0.5)
+    trace = descend(problem, [Arm("even", (3, 1), 24.0)], seeds=[0, 1], rounds=300)[0]
+    assert trace.summed >= 1 - 1e-12
+    assert trace.constants.epsilon < 0.2
+
+
+def test_the_variance_of_the_global_gradient_is_far_below_lemma_1() -> None:
+    """Independent noise, equal blocks: Σ_l (δ² / |I|) / |C_l| = δ² ψ / (|I| |S|), where Lemma 1 has 2 |I| δ² ψ."""
+    problem, arm = small(), Arm("even", (3, 1), 0.0)
+    draws = problem.draw(np.random.default_rng(0), (20_000, 4))
+    blur = (coverage(arm.levels, problem.blocks) * draws).sum(axis=1)
+    psi, noise = splitting_constant(arm.shares), float(problem.variances(problem.start, np.array(0)))
+    assert (blur**2).sum(axis=1).mean() == pytest.approx(noise * psi / (2 * 4), rel=0.03)
+
+
+def test_wrong_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 blocks, so as many depths"):
+        descend(small(), [Arm("a", (4,), 1.0)], seeds=[0], rounds=1)
+    with pytest.raises(ValueError, match="a divisor of 4"):
+        descend(small(), [Arm("a", (1, 2), 1.0)], seeds=[0], rounds=1)
+
+
+def trace_of(errors: np.ndarray, rounds: np.ndarray, offset: float) -> Trace:
+    constants = descend(small(), [Arm("a", (2, 2), 9.0)], seeds=[0], rounds=1)[0].constants
+    return Trace(Arm("a", (2, 2), offset), rounds, errors, constants, 0.0, 1.0)
+
+
+def test_slopes_levels_and_ratios() -> None:
+    rounds = np.arange(1, 1001)
+    factors = np.array([[1.0], [2.0], [4.0]])
+    falling = trace_of(factors / (rounds + 50.0), rounds, 50.0)
+    resting = trace_of(factors + 0.0 * rounds, rounds, 50.0)
+    assert slope(falling).mean == pytest.approx(-1)
+    assert slope(falling).half == pytest.approx(0, abs=1e-9)
+    assert slope(resting).mean == pytest.approx(0, abs=1e-12)
+    assert level(resting).mean == pytest.approx(7 / 3)
+    assert ratio(trace_of(3 * falling.errors, rounds, 50.0), falling).mean == pytest.approx(3)
+
+
+def test_the_interval_by_hand() -> None:
+    """Mean 2, deviation 1, three seeds: 4.302653 / sqrt(3)."""
+    assert interval(np.array([1.0, 2.0, 3.0])).half == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+    assert interval(np.array([5.0])).half == np.inf
+
+
+LEVELS = [1, 1, 2, 2, 3, 3]
+
+
+def problems() -> list[Problem]:
+    return [
+        Quadratic(devices=6, blocks=3, size=3, smoothness=5.0, difference=0.5),
+        Quadratic(devices=6, blocks=3, size=3, smoothness=5.0, difference=0.5, coupling=0.4),
+        Quadratic(devices=6, blocks=3, size=3, smoothness=5.0),
+        Softmax(devices=6, blocks=3, features=5, samples=20, own=0.5),
+        Softmax(devices=6, blocks=3, features=5, samples=20, pooled=True),
+    ]
+
+
+every_problem = pytest.mark.parametrize("problem", problems(), ids=lambda problem: problem.name)
+
+
+def some_points(problem: Problem) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(problem.devices, problem.dimension))
+
+
+@every_problem
+def test_gradients_are_those_of_the_losses(problem: Problem) -> None:
+    points, owners = some_points(problem), problem.everybody
+    gradients = problem.local_gradients(points, owners)
+    for entry in range(0, problem.dimension, 4):
+        nudge = 1e-5 * np.eye(problem.dimension)[entry]
+        difference = problem.local_losses(points + nudge, owners) - problem.local_losses(
+            points - nudge, owners
+        )
+        assert difference / 2e-5 == pytest.approx(gradients[:, entry], abs=1e-8)
+
+
+@every_problem
+def test_hessians_are_those_of_the_gradients_and_within_mu_and_l(problem: Problem) -> None:
+    point, owners = some_points(problem)[0], problem.everybody
+    hessians = problem.hessians(point, owners)
+    nudge = 1e-5 * np.eye(problem.dimension)[1]
+    difference = problem.gradients(point + nudge, owners) - problem.gradients(point - nudge, owners)
+    assert difference / 2e-5 == pytest.approx(hessians[:, 1], abs=1e-8)
+    curvatures = np.linalg.eigvalsh(hessians)
+    assert curvatures.min() == pytest.approx(problem.strong_convexity)
+    assert curvatures.max() <= problem.smoothness * (1 + 1e-12)
+
+
+@every_problem
+def test_optima_have_no_gradient_and_lie_lowest(problem: Problem) -> None:
+    gradients = problem.gradients(problem.optimum, problem.everybody)
+    assert np.abs(gradients.mean(axis=0)).max() < 1e-10
+    at_optimum = problem.local_losses(np.tile(problem.optimum, (problem.devices, 1)), problem.everybody)
+    assert (problem.local_minima <= at_optimum + 1e-12).all()
+    assert (problem.losses(some_points(problem)) > problem.minimum).all()
+    assert problem.heterogeneity == pytest.approx(
+        float((at_optimum - problem.local_minima).mean()), abs=1e-12
+    )
+    assert (problem.heterogeneity == 0) == problem.alike
+
+
+@every_problem
+def test_fixed_levels_rest_where_no_block_is_pulled(problem: Problem) -> None:
+    rest = problem.rest(LEVELS)
+    pulls = coverage(LEVELS, problem.blocks) * problem.gradients(rest, problem.everybody)
+    assert np.abs(pulls.sum(axis=0)).max() < 1e-9
+    assert (problem.floor(LEVELS) == 0) == problem.alike
+    assert problem.floor([3] * 6) == pytest.approx(0, abs=1e-12)
+
+
+@every_problem
+def test_noise_has_no_mean_and_the_variance_it_says(problem: Problem) -> None:
+    rng = np.random.default_rng(2)
+    points = np.broadcast_to(some_points(problem), (4000, problem.devices, problem.dimension))
+    owners = np.broadcast_to(problem.everybody, (4000, problem.devices))
+    draws = problem.draw(rng, (4000, problem.devices))
+    off = problem.noisy_gradients(points, owners, draws) - problem.local_gradients(points[0], owners[0])
+    variances = problem.variances(points[0], owners[0])
+    assert (off**2).sum(axis=-1).mean(axis=0) == pytest.approx(variances, rel=0.1)
+    assert ((off.mean(axis=0) ** 2).sum(axis=-1) < 5 * variances / 4000).all()
+
+
+def test_the_floor_of_a_quadratic_by_hand() -> None:
+    """Two devices, two entries, H = I: block 1 is averaged over device 2 alone, so w° = (c_21, mean c_2)."""
+    problem = Quadratic(devices=2, blocks=2, size=1, difference=1.0)
+    centres = problem.centres
+    assert problem.optimum == pytest.approx(centres.mean(axis=0))
+    assert problem.rest([1, 2]) == pytest.approx([centres[1, 0], centres[:, 1].mean()])
+    assert problem.floor([1, 2]) == pytest.approx((centres[0, 0] - centres[1, 0]) ** 2 / 8)
+
+
+def test_dealing_the_samples_out_again_leaves_the_global_objective() -> None:
+    apart, mixed, pooled = (
+        Softmax(devices=6, blocks=3, features=5, samples=20, own=own, pooled=pooled)
+        for own, pooled in ((1.0, False), (0.0, False), (1.0, True))
+    )
+    points = some_points(apart)
+    assert mixed.losses(points) == pytest.approx(apart.losses(points))
+    assert pooled.losses(points) == pytest.approx(apart.losses(points))
+    assert mixed.heterogeneity < apart.heterogeneity
+    assert apart.smoothness == pytest.approx(1.02)
+
+
+def test_coverage_is_equation_7() -> None:
+    """Widths 1, 2, 3, 3 over three blocks: 2, 3 and 4 devices train them."""
+    expected = [[0, 0, 1 / 4], [0, 1 / 3, 1 / 4], [1 / 2, 1 / 3, 1 / 4], [1 / 2, 1 / 3, 1 / 4]]
+    assert coverage([1, 2, 3, 3], [1, 1, 1]) == pytest.approx(np.array(expected))
+    assert (coverage([1, 1], [2, 1])[:, :2] == 0).all()
+
+
+def test_theory_needs_no_torch() -> None:
+    code = "import sys, reproduction.theory.studies; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
