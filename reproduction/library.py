@@ -207,8 +207,10 @@ def _play(settings: Settings, folder: Path) -> None:
 
 def _round_weight(settings: Settings) -> float:
     """What a round takes in proportion to others: enough for telling the time left."""
-    from fedpmt.models.nets import net
+    from fedpmt.models.nets import NETS, net
 
+    if settings.task not in NETS:
+        return float(settings.cohort * settings.samples * settings.epochs)
     shape = net(settings.task)
     work: Any = 1.0
     size, channels = shape.input_shape[1], shape.input_shape[0]

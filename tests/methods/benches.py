@@ -60,7 +60,7 @@ class Bench(support.Bench):
 class ForwardPrice(support.FlatPrice):
     """With a price of a forward pass too."""
 
-    def __call__(self, part: Part) -> Cost:
+    def __call__(self, part: Part, samples: int | None = None) -> Cost:
         return replace(super().__call__(part), forward=100.0)
 
 

@@ -201,7 +201,7 @@ def test_price_is_the_mean_over_widths_or_both_together() -> None:
     structure = Bench(FjORD()).model.structure
 
     def priced(part: Part, *, distil: bool = False) -> Cost:
-        return work_cost(OrderedDropout(distil), part, lambda one: prices[one.label], structure)
+        return work_cost(OrderedDropout(distil), part, lambda one, samples=None: prices[one.label], structure)
 
     mean = priced(widest)
     assert mean.operations == pytest.approx(200)
@@ -234,7 +234,7 @@ def test_what_the_fast_path_leaves_to_the_oracle() -> None:
 class QuarterPrice(FlatPrice):
     """The whole net's size for its whole width, and a quarter of it for half the width."""
 
-    def __call__(self, part: Part) -> Cost:
+    def __call__(self, part: Part, samples: int | None = None) -> Cost:
         structure = self.models[GLOBAL].structure
         whole = float(structure.size(structure.tensors))
         return cost(whole / 4 if part.label == "p 0.50" else whole, 0)

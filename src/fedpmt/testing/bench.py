@@ -90,7 +90,7 @@ class FlatPrice:
     def __init__(self, model: LayeredModel, **others: LayeredModel) -> None:
         self.models = {GLOBAL: model, **others}
 
-    def __call__(self, part: Part) -> Cost:
+    def __call__(self, part: Part, samples: int | None = None) -> Cost:
         """Price a part by what it trains."""
         shapes = self.models[part.model].structure.shapes
         trained = part.resident().trained

@@ -1,0 +1,295 @@
+"""People's own data: methods on tasks whose devices are people, with a test of each person's own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.ticker import PercentFormatter
+
+from fedpmt.report.drawing import curve
+from fedpmt.report.tables import evaluated
+from fedpmt.report.theme import PALETTE, RESERVED, SIGNS, new_figure, themed
+from fedpmt.settings import Settings, resolve
+from reproduction.artefact import Artefact, Picture, Table
+from reproduction.completion_time import CONFIDENCE, Estimate
+from reproduction.paper import Experiment, Scope, seeds_text
+from reproduction.readings import TAIL, final, reaching
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fedpmt.records import RunRecord
+    from reproduction.library import Library
+
+QUICK_ROUNDS = 4
+TITLES = {"fedpmt": "FedPMT", "fedavg": "FedAvg", "heterofl": "HeteroFL", "feddrop": "FedDrop"}
+METHODS = tuple(TITLES)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method with its settings."""
+
+    title: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Methods on one task, with the accuracies whose time is told."""
+
+    name: str
+    title: str
+    about: str  # whose data it is, and what is learned of it
+    task: str
+    rounds: int
+    targets: tuple[float, ...]
+    entrants: tuple[Entrant, ...] = tuple(Entrant(title, name) for name, title in TITLES.items())
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, scope: Scope, entrant: Entrant, seed: int) -> Settings:
+        """One run."""
+        return resolve(
+            {
+                "task": self.task,
+                "data_dir": scope.data_dir,
+                "seed": seed,
+                "rounds": QUICK_ROUNDS if scope.quick else self.rounds,
+                "eval_every": max(1, self.rounds // 40),
+                "method": entrant.method,
+                **self.settings,
+                **entrant.settings,
+            }
+        )
+
+    def runs(self, scope: Scope) -> list[Settings]:
+        """All runs, seed by seed, so that an interrupted page has whole seeds."""
+        return [self.of(scope, entrant, seed) for seed in scope.seeds for entrant in self.entrants]
+
+    def found(self, library: Library, scope: Scope) -> dict[str, list[RunRecord]]:
+        """The finished runs of each entrant."""
+        every = {
+            entrant.title: [
+                run
+                for seed in scope.seeds
+                if (run := library.find(self.of(scope, entrant, seed))) is not None
+            ]
+            for entrant in self.entrants
+        }
+        return {title: runs for title, runs in every.items() if runs}
+
+
+def page(contest: Contest, library: Library, scope: Scope) -> Artefact:
+    """What each method reaches, for whom, and in what time."""
+    found = contest.found(library, scope)
+    rows = [_row(contest, title, runs) for title, runs in found.items()]
+    counts = [len(runs) for runs in found.values()] or [0]
+    one = contest.of(scope, contest.entrants[0], 0)
+    text = (
+        f"{contest.about} {_sentence(rows, contest)}\n\n"
+        f"{seeds_text(counts)}, {one.rounds} rounds, {one.devices} devices of {len(one.levels.split(','))} speeds, "
+        f"{one.cohort} a round, {one.epochs} local epoch{'s' if one.epochs > 1 else ''} in batches of {one.batch} at "
+        f"rate {one.lr:g}; prices `exact`. Every method but FedAvg keeps to the operations of FedPMT's depth on each "
+        f"device. Accuracy is the mean over the last {100 * TAIL:.0f} % of the rounds. Each person has test samples of "
+        "their own: *mean*, *spread* and *worst tenth* are over people, each counting the same, at the end of a run; "
+        f"*slowest* and *fastest* are the means over people on the slowest and the fastest level. Means over seeds, "
+        f"accuracies with {100 * CONFIDENCE:.0f} % intervals; time is virtual."
+    )
+    return Artefact(
+        contest.name,
+        contest.title,
+        f"python -m reproduction {contest.name}{scope.suffix}",
+        text,
+        [_people_table(rows), _time_table(rows, contest)],
+        [
+            Picture(
+                f"{contest.name}-time",
+                draw(contest, found),
+                "Left: test accuracy against virtual time, the band from the lowest to the highest seed. Right: what "
+                "people of each level get, from the slowest level to the fastest.",
+            )
+        ],
+        {"rows": rows, "seeds": counts},
+    )
+
+
+def _row(contest: Contest, title: str, runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """The numbers of one entrant."""
+    results = [run.result for run in runs if run.result is not None]
+    people = [one.clients for one in results if one.clients is not None]
+    levels = [one.score_by_level for one in results if one.score_by_level]
+    accuracy = Estimate.of([final(run) for run in runs])
+    assert accuracy is not None
+    return {
+        "title": title,
+        "runs": len(runs),
+        "accuracy": accuracy.mean,
+        "half_interval": accuracy.half if math.isfinite(accuracy.half) else None,
+        **{
+            key: sum(getattr(one, key) for one in people) / len(people) if people else None
+            for key in ("mean", "spread", "worst_tenth")
+        },
+        "levels": {
+            level: sum(one[level] for one in levels) / len(levels) for level in (levels[0] if levels else {})
+        },
+        "seconds": sum(one.virtual_seconds for one in results) / len(results),
+        "bytes_up": sum(one.bytes_up for one in results) / len(results),
+        "operations": sum(one.operations for one in results) / len(results),
+        "memory": max(device.memory_bytes for run in runs for step in run.rounds for device in step.devices),
+        "reached": {str(target): _time_to(runs, target) for target in contest.targets},
+    }
+
+
+def _time_to(runs: Sequence[RunRecord], target: float) -> float | None:
+    """Mean virtual seconds to an accuracy; None where a run never gets there."""
+    reached = [reaching(run, target) for run in runs]
+    seconds = [one.seconds for one in reached if one is not None]
+    return sum(seconds) / len(runs) if len(seconds) == len(runs) else None
+
+
+def _percent(value: float | None, half: float | None = None) -> str:
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f} %" if half is None else f"{100 * value:.1f} ± {100 * half:.1f} %"
+
+
+def _people_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    cells = []
+    for row in rows:
+        levels = list(row["levels"].values())
+        cells.append(
+            [
+                row["title"],
+                _percent(row["accuracy"], row["half_interval"]),
+                *(_percent(row[key]) for key in ("mean", "spread", "worst_tenth")),
+                _percent(levels[0] if levels else None),
+                _percent(levels[-1] if levels else None),
+            ]
+        )
+    columns = ("method", "accuracy", "mean", "spread", "worst tenth", "slowest", "fastest")
+    return Table("Accuracy, in all and over people", columns, cells)
+
+
+def _time_table(rows: Sequence[Mapping[str, Any]], contest: Contest) -> Table:
+    cells = [
+        [
+            row["title"],
+            f"{row['seconds'] / 60:,.0f} min",
+            *(
+                "not reached" if seconds is None else f"{seconds / 60:,.1f} min"
+                for seconds in row["reached"].values()
+            ),
+            f"{row['bytes_up'] / 1e6:,.0f} MB",
+            f"{row['operations'] / 1e12:,.2f} T",
+            f"{row['memory'] / 1e6:,.1f} MB",
+        ]
+        for row in rows
+    ]
+    columns = ("method", "whole run", *(f"to {100 * target:.0f} %" for target in contest.targets))
+    return Table("Time and resources", (*columns, "uploads", "operations", "memory"), cells)
+
+
+def _sentence(rows: Sequence[Mapping[str, Any]], contest: Contest) -> str:
+    """Where FedPMT stands, from the numbers."""
+    by_title = {row["title"]: row for row in rows}
+    if "FedPMT" not in by_title or len(rows) < 2:
+        return ""
+    ours = by_title["FedPMT"]
+    best = max(rows, key=lambda row: row["accuracy"])
+    parts = [f"FedPMT ends at {_percent(ours['accuracy'])}"]
+    if best is not ours:
+        parts.append(f"{best['title']} is best with {_percent(best['accuracy'])}")
+    else:
+        second = max((row for row in rows if row is not ours), key=lambda row: row["accuracy"])
+        parts.append(f"which is the best; {second['title']} follows with {_percent(second['accuracy'])}")
+    if ours["worst_tenth"] is not None:
+        order = sorted(rows, key=lambda row: -(row["worst_tenth"] or 0.0))
+        parts.append(
+            f"for the worst tenth of people {order[0]['title']} is best ({_percent(order[0]['worst_tenth'])}, "
+            f"FedPMT {_percent(ours['worst_tenth'])})"
+        )
+    target = next((one for one in reversed(contest.targets) if ours["reached"][str(one)] is not None), None)
+    if target is not None:
+        there = {row["title"]: row["reached"][str(target)] for row in rows}
+        reached = {title: seconds for title, seconds in there.items() if seconds is not None}
+        first = min(reached, key=lambda title: reached[title])
+        if first == "FedPMT" and "FedAvg" in reached:
+            ratio = reached["FedAvg"] / reached["FedPMT"]
+            parts.append(
+                f"at {100 * target:.0f} % it is the first to arrive, {ratio:.1f} times sooner than FedAvg"
+            )
+        elif first != "FedPMT":
+            parts.append(f"{first} is the first to reach {100 * target:.0f} %")
+    return "**" + "; ".join(parts) + ".**"
+
+
+@themed
+def draw(contest: Contest, found: Mapping[str, Sequence[RunRecord]]) -> Figure:
+    """Accuracy against virtual time, and over levels."""
+    figure = new_figure(11, 4.4)
+    left, right = figure.subplots(1, 2)
+    for number, (title, runs) in enumerate(found.items()):
+        method = runs[0].settings["method"]
+        colour = PALETTE[RESERVED.get(method, number) if _alone(method, found) else number % len(PALETTE)]
+        _line(left, title, runs, colour)
+        levels = [run.result.score_by_level for run in runs if run.result and run.result.score_by_level]
+        if levels:
+            names = list(levels[0])
+            means = [sum(one[name] for one in levels) / len(levels) for name in names]
+            shape = ("o", "s", "^")[SIGNS.get(method, (0, 0))[1]]
+            right.plot(names, means, color=colour, marker=shape, label=title)
+    left.set(xlabel="virtual minutes", ylabel="test accuracy")
+    right.set(xlabel="level of the device, 1 the slowest", ylabel="mean accuracy of its people")
+    for axes in (left, right):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    left.legend(loc="lower right")
+    left.set_title(contest.title)
+    return figure
+
+
+def _alone(method: str, found: Mapping[str, Sequence[RunRecord]]) -> bool:
+    """Whether a method is there in one form only, so that it can have its usual colour."""
+    forms = [title for title, runs in found.items() if runs[0].settings["method"] == method]
+    return len(forms) == 1
+
+
+def _line(axes: Axes, title: str, runs: Sequence[RunRecord], colour: str) -> None:
+    line = curve(runs, "seconds")
+    if line is None or not any(evaluated(run) for run in runs):
+        return
+    minutes = line.place / 60
+    axes.plot(minutes, line.mean, color=colour, label=title, linewidth=1.4)
+    axes.fill_between(minutes, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+
+
+PEOPLE = Contest(
+    "people",
+    "Activities of 30 people (HAPT)",
+    "Each device is one person's phone, with 197 to 299 windows of that person's motion; six activities are told apart "
+    "by a convolutional net (`--task cnn-hapt`).",
+    "cnn-hapt",
+    100,
+    (0.80, 0.85, 0.90),
+)
+ROLES = Contest(
+    "roles",
+    "What roles of Shakespeare's say next",
+    "Each device is a role of one of twelve plays, with 16 to 667 passages of 80 characters; the next character is "
+    "predicted by a small transformer (`--task transformer-shakespeare`). Scores are per character.",
+    "transformer-shakespeare",
+    100,
+    (0.30, 0.35, 0.40),
+)
+
+
+def experiment(contest: Contest) -> Experiment:
+    """The contest as a page of `python -m reproduction`."""
+    return Experiment(
+        contest.name, contest.title, contest.runs, lambda library, scope: page(contest, library, scope)
+    )
