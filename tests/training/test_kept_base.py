@@ -118,11 +118,19 @@ def test_the_first_round_of_a_device_pays_for_the_base() -> None:
             assert one.memory_bytes > other.memory_bytes
             seen.add(one.device)
     assert kept.result.operations == sum(one.operations for step in kept.rounds for one in step.devices)
-    request = api.make_request("fedpmt", {**GIVEN, "cohort": 4}, model=net(), train=points(), test=points())
+    request = api.make_request(
+        "fedpmt", {**GIVEN, "cohort": 4}, api.Own(model=net(), train=points(), test=points())
+    )
     full = fedpmt.run("fedpmt", model=net(), train=points(), test=points(), **{**GIVEN, "cohort": 4})
     predicted = api.predict(request, full.folder.parent)
     assert predicted["operations"] == pytest.approx(full.result.operations)
     assert predicted["virtual_seconds"] == pytest.approx(full.result.virtual_seconds)
+
+
+def test_nothing_is_kept_of_samples_that_a_transform_changes() -> None:
+    run = tuned(model=net(), transform=lambda inputs: inputs * 1.0)
+    plain = tuned(model=net(), prefix="recompute")
+    assert [step.operations for step in run.rounds] == [step.operations for step in plain.rounds]
 
 
 def test_a_deadline_applies_to_rounds_and_not_to_the_base() -> None:
