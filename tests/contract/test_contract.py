@@ -44,8 +44,8 @@ TOGETHER: dict[str, dict[str, Any]] = {"prunefl": {"initial_rounds": 0, "interva
 QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 20}}
 """What spares time on a bench, where a server without a cap would work for long."""
 
-NO_FEDAVG = {"comet", "fedgkt"}
-"""Methods that average no weights, and so are FedAvg under no settings; their own tests have their reductions."""
+NO_FEDAVG = {"comet", "fedgkt", "flexlora"}
+"""Methods that do not average weights, and so are FedAvg under no settings; their own tests have their reductions."""
 
 
 def subject(name: str, *, quick: bool = True) -> Subject:
