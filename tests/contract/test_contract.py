@@ -27,7 +27,7 @@ from fedpmt.methods.registry import METHODS, create
 from fedpmt.records import DEVICES, MODEL_FILE, ROUNDS, RunRecord
 from fedpmt.simulation.checkpoint import read_value
 from fedpmt.testing import CHECKS, ON_A_BENCH, Subject, check_method
-from fedpmt.testing.federations import learns_with_default_settings
+from fedpmt.testing.checks import learns_with_default_settings
 from fedpmt.training.server import Yogi
 from support import STAGES
 

@@ -18,8 +18,7 @@ from fedpmt.models.precision import Prefix, computing
 from fedpmt.models.tracing import NoFastPath
 from fedpmt.models.trees import map_tensors, tensors_in
 from fedpmt.parts.part import WHOLE, frozen_prefix, left_out, mask, place, take
-from fedpmt.pricing.count import OperationCounter, storage_of
-from fedpmt.pricing.footprint import Footprint, Timeline
+from fedpmt.pricing.count import Footprint, OperationCounter, Timeline, storage_of
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fedpmt.models.nets import Net
     from fedpmt.models.structure import FrozenPrecision, Layer, TrainedPrecision
     from fedpmt.parts.part import Part
-    from fedpmt.pricing.footprint import Timeline
+    from fedpmt.pricing.count import Timeline
     from fedpmt.pricing.measure import Measurement
     from fedpmt.types import Arrays
 

@@ -16,9 +16,9 @@ from fedpmt.devices.traces import make_traces
 from fedpmt.models.adapters import find_adapters
 from fedpmt.models.chain import calls_modules_only
 from fedpmt.parts.depth import suffixes
+from fedpmt.pricing.meter import Times
 from fedpmt.pricing.plan import Planner, make_planner
 from fedpmt.pricing.price import Price
-from fedpmt.pricing.times import Times
 from fedpmt.records import DEVICES
 from fedpmt.seeds import Seeds
 from fedpmt.settings import parse_precision_seconds
