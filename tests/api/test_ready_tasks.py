@@ -95,6 +95,16 @@ def test_cost_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.depth for row in plan.devices] == [3, 5]
 
 
+def test_adapters() -> None:
+    for task in ("mobilenetv2-cifar10", "minilm-imdb"):
+        module = own.load_task(resolve({"task": task, "weights": "random", "tune": "lora"}))
+        trained = [name for name, one in module.named_parameters() if one.requires_grad]
+        heads = [name for name in trained if name.startswith("classifier")]
+        assert len(heads) == 2
+        assert all("lora_" in name for name in trained if name not in heads)
+        assert len(trained) > 20
+
+
 def test_every_task_fits_its_data() -> None:
     for task in TASKS.values():
         data = DATASETS[task.data]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedpmt.types import Scalar
 
 PRETRAINED, RANDOM = "pretrained", "random"
-WHOLE, HEAD = "all", "head"
+WHOLE, HEAD, LORA = "all", "head", "lora"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ TASKS = {
             "cifar10",
             arguments={"classes": 10, "size": 64},
             weights="mobilenetv2",
-            tune=(WHOLE, HEAD),
+            tune=(WHOLE, HEAD, LORA),
             settings={},
         ),
         Task(
@@ -78,7 +78,7 @@ TASKS = {
             "imdb",
             arguments={"classes": 2},
             weights="minilm",
-            tune=(WHOLE, HEAD),
+            tune=(WHOLE, HEAD, LORA),
             settings=_MINILM,
         ),
         Task(
@@ -88,7 +88,7 @@ TASKS = {
             "reuters",
             arguments={"classes": 10},
             weights="minilm",
-            tune=(WHOLE, HEAD),
+            tune=(WHOLE, HEAD, LORA),
             settings=_MINILM,
         ),
     )
