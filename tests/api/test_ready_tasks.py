@@ -113,6 +113,8 @@ def test_every_task_fits_its_data() -> None:
         resolved = resolve({"task": task.name})
         assert resolved.weights == ("pretrained" if task.weights else "random")
         assert {key: getattr(resolved, key) for key in task.settings} == dict(task.settings)
+        for tune, rate in task.tune.items():
+            assert resolve({"task": task.name, "tune": tune}).lr == rate
 
 
 def test_what_is_said_wins_over_the_task() -> None:
