@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import zipfile
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import fedpmt
 from fedpmt import api, own
+from fedpmt.cli.main import program
 from fedpmt.data.description import DataFile
 from fedpmt.data.registry import DATASETS
 from fedpmt.models import weights
@@ -226,3 +228,14 @@ def test_weights_that_cannot_be_fetched(small_weights: bytes, tmp_path: Path) ->
         assert not list((tmp_path / "models").iterdir())
     with pytest.raises(SettingError, match="model = 'minim' is unknown; did you mean 'minilm'"):
         weights.get("minim", tmp_path, quiet)
+
+
+def test_the_command(small_weights: bytes, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program(["model", "list", "--json"]) == 0
+    assert [one["state"] for one in json.loads(capsys.readouterr().out)] == ["absent", "absent"]
+    (images / "models" / "mobilenetv2").mkdir(parents=True)
+    (images / "models" / "mobilenetv2" / "mobilenet_v2-b0353104.pth").write_bytes(small_weights)
+    assert program(["model", "get", "mobilenetv2"]) == 0
+    assert capsys.readouterr().out.strip() == str(images / "models" / "mobilenetv2")
+    assert program(["model", "get", "mobilenet"]) == 2
+    assert "did you mean 'mobilenetv2'?" in capsys.readouterr().err

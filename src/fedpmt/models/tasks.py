@@ -25,9 +25,7 @@ class Task:
     arguments: Mapping[str, Scalar] = field(default_factory=dict)  # of that function
     weights: str = ""  # pretrained ones; the function then takes their tensors first, or None
     settings: Mapping[str, Scalar] = field(default_factory=dict)  # where the user gives none
-    tune: Mapping[str, float] = field(
-        default_factory=dict
-    )  # what can be trained of it, and the rate that suits it
+    tune: Mapping[str, float] = field(default_factory=dict)  # what can be trained of it, with a rate for it
 
     def defaults(self, tune: str) -> dict[str, Scalar]:
         """The task's settings, which come before the data set's; the rate is that of what is trained."""
