@@ -32,12 +32,17 @@ class Task:
         return {**self.settings, **({"lr": self.tune[tune]} if tune in self.tune else {})}
 
 
-_FINE_TUNING: Mapping[str, Scalar] = {"devices": 100, "cohort": 5, "epochs": 5, "eval_every": 5}
+_FINE_TUNING: Mapping[str, Scalar] = {
+    "devices": 100,
+    "cohort": 5,
+    "epochs": 5,
+    "optimizer": "adam",
+    "eval_every": 5,
+}
 _MINILM: Mapping[str, Scalar] = {
     **_FINE_TUNING,
     "samples": 40,
     "batch": 10,
-    "optimizer": "adam",
     "rounds": 20,
 }
 _MINILM_RATES = {WHOLE: 1e-4, HEAD: 5e-3, LORA: 1e-3}
@@ -64,6 +69,7 @@ TASKS = {
             "fedpmt.models.characters:CharacterTransformer",
             "shakespeare",
             arguments={"alphabet": 66},
+            settings={"optimizer": "adam", "lr": 2e-3},
         ),
         Task(
             "resnet-cifar10",
@@ -79,7 +85,7 @@ TASKS = {
             arguments={"classes": 10, "size": 64},
             weights="mobilenetv2",
             settings={**_FINE_TUNING, "samples": 50, "batch": 25, "rounds": 40},
-            tune={WHOLE: 0.03, HEAD: 0.1, LORA: 0.1},
+            tune={WHOLE: 1e-3, HEAD: 2e-3, LORA: 3e-3},
         ),
         Task(
             "minilm-imdb",
