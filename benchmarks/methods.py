@@ -15,7 +15,7 @@ from benchmarks.page import table
 from benchmarks.results import Measurement
 from benchmarks.runner import measure, ways
 from benchmarks.summary import Spread, spread
-from fedpmt.methods.registry import METHODS
+from fedpmt.methods.registry import general_methods
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,7 @@ def job_of(
 
 def run(
     setting: Setting,
-    names: Sequence[str] = tuple(METHODS),
+    names: Sequence[str] = tuple(general_methods()),
     *,
     repeat: int = 3,
     rounds: int = 6,

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fedpmt.pricing.splitting import splitting_constant
+from fedpmt.pricing.plan import splitting_constant
 from reproduction.artefact import Artefact, Picture
 from reproduction.claims import Case as Check
 from reproduction.claims import Claim

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpmt.pricing.splitting import splitting_constant
+from fedpmt.pricing.plan import splitting_constant
 from fedpmt.report.theme import INK, MUTED, PALETTE, RESERVED, new_figure, themed
 from reproduction.theory.bound import loss_bound
 from reproduction.theory.rates import level, ratio

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fedpmt.pricing.splitting import splitting_constant
+from fedpmt.pricing.plan import splitting_constant
 from reproduction.artefact import Table
 from reproduction.theory.bound import least_offset, loss_bound
 from reproduction.theory.rates import level, ratio, significant, slope
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from fedpmt.pricing.splitting import Definition
+    from fedpmt.pricing.plan import Definition
     from reproduction.theory.bound import Constants, Form
     from reproduction.theory.descent import Trace
     from reproduction.theory.studies import Case, Floor, Theorem

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import api
-from fedpmt.pricing.splitting import splitting_constant
+from fedpmt.pricing.plan import splitting_constant
 from fedpmt.report.quantities import Spread
 from fedpmt.report.tables import first_reaching
 from reproduction import accuracy, completion_time

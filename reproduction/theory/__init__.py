@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpmt.pricing.splitting import splitting_constant
+from fedpmt.pricing.plan import splitting_constant
 from reproduction.theory.bound import Constants, least_offset, loss_bound
 
 __all__ = ["Constants", "least_offset", "loss_bound", "splitting_constant"]

@@ -14,13 +14,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from fedpmt.pricing.splitting import splitting_constant
+from fedpmt.pricing.plan import splitting_constant
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fedpmt.pricing.splitting import Definition
+    from fedpmt.pricing.plan import Definition
 
 Form = Literal["printed", "proof"]
 

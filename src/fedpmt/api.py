@@ -93,7 +93,7 @@ def run(
     maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_round: OnRound | Sequence[OnRound] = (),
+    on_round: OnRound | Sequence[OnRound] | None = None,
     progress: bool | None = None,
     **settings: Unpack[RunSettings],
 ) -> Run:
@@ -195,7 +195,7 @@ def compare(
     maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_round: OnRound | Sequence[OnRound] = (),
+    on_round: OnRound | Sequence[OnRound] | None = None,
     progress: bool | None = None,
     watch: Watch | None = None,
     **settings: Unpack[RunSettings],
@@ -256,7 +256,9 @@ def _watched(request: Request, progress: bool | None) -> Iterator[tuple[None, On
         yield None, show
 
 
-def _callbacks(given: OnRound | Sequence[OnRound]) -> Sequence[OnRound]:
+def _callbacks(given: OnRound | Sequence[OnRound] | None) -> Sequence[OnRound]:
+    if given is None:
+        return ()
     return given if isinstance(given, Sequence) else [given]
 
 
@@ -873,7 +875,7 @@ def request_of(settings: Settings) -> Request:
 
 def restamp(run: RunRecord, settings: Settings) -> RunRecord | None:
     """A finished run of a task of the library under another clock; None where it would have to be trained again."""
-    from fedpmt.simulation.restamp import restamp_run
+    from fedpmt.simulation.predict import restamp_run
 
     return restamp_run(run, settings, unfilled_problem(settings), method_of(settings))
 

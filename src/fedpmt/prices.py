@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedpmt.api import Layers
-    from fedpmt.pricing.cost_table import CostTable
-    from fedpmt.pricing.layer_table import LayerTable
+    from fedpmt.pricing.cost_table import CostTable, LayerTable
     from fedpmt.pricing.plan_table import PlanTable
     from fedpmt.simulation.problem import Problem
 
@@ -57,7 +56,7 @@ def layers(
         >>> [(row.name, row.parameters) for row in layers(net, torch.zeros(2, 4)).layers]
         [('0', 40), ('2', 18)]
     """
-    from fedpmt.pricing.layer_table import layer_table
+    from fedpmt.pricing.cost_table import layer_table
     from fedpmt.simulation.assemble import make_price
 
     name, resolved, problem = _priced(model, example, layers, settings)

@@ -27,7 +27,7 @@ from fedpmt.methods.registry import METHODS, create
 from fedpmt.records import DEVICES, MODEL_FILE, ROUNDS, RunRecord
 from fedpmt.simulation.checkpoint import read_value
 from fedpmt.testing import CHECKS, ON_A_BENCH, Subject, check_method
-from fedpmt.testing.federations import learns_with_default_settings
+from fedpmt.testing.checks import learns_with_default_settings
 from fedpmt.training.server import Yogi
 from support import STAGES
 
@@ -44,8 +44,8 @@ TOGETHER: dict[str, dict[str, Any]] = {"prunefl": {"initial_rounds": 0, "interva
 QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 20}}
 """What spares time on a bench, where a server without a cap would work for long."""
 
-NO_FEDAVG = {"comet", "fedgkt"}
-"""Methods that average no weights, and so are FedAvg under no settings; their own tests have their reductions."""
+NO_FEDAVG = {"comet", "fedgkt", "flexlora"}
+"""Methods that do not average weights, and so are FedAvg under no settings; their own tests have their reductions."""
 
 
 def subject(name: str, *, quick: bool = True) -> Subject:

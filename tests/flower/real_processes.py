@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import api
-from fedpmt.flower.app_folder import write_app
-from fedpmt.flower.deployment import Deployment
+from fedpmt.flower.deployment import Deployment, write_app
 from fedpmt.records import ROUNDS, RunRecord, read_rounds, read_run
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file
 
-from fedpmt.flower.secure.fixed_point import Scale
+from fedpmt.flower.secure.layer_vector import Scale
 from fedpmt.records import MODEL_FILE
 
 if TYPE_CHECKING:

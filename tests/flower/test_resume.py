@@ -9,8 +9,7 @@ from in_process import BITS, InProcessGrid, deploy, nodes_of
 
 from fedpmt import api
 from fedpmt.cli.main import program
-from fedpmt.flower.app_folder import read_app
-from fedpmt.flower.deployment import Deployment, begin, read_start
+from fedpmt.flower.deployment import Deployment, begin, read_app, read_start
 from fedpmt.training.privacy import epsilon
 from fedpmt.types import SettingError
 

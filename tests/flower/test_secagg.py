@@ -16,8 +16,7 @@ from torch import nn
 from fedpmt import api
 from fedpmt.cli.main import program
 from fedpmt.flower import apps, node_problem, strategy
-from fedpmt.flower.app_folder import read_app
-from fedpmt.flower.deployment import summable
+from fedpmt.flower.deployment import read_app, summable
 from fedpmt.flower.secure import sealed
 from fedpmt.flower.secure.layer_vector import Cover, read_cover
 from fedpmt.methods.averaging import Averaged, PartAveraging

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import RUN, SERVER, InProcessGrid
 
-from fedpmt.flower.collect import SumError
 from fedpmt.flower.factory import SECURE_ANSWERS, _handle
 from fedpmt.flower.secure import masks
-from fedpmt.flower.secure.fixed_point import Scale
+from fedpmt.flower.secure.layer_vector import Scale
 from fedpmt.flower.secure.node import SECURE, hand_out_shares, put_masks_on
 from fedpmt.flower.secure.sums import SecureSum
+from fedpmt.flower.strategy import SumError
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:

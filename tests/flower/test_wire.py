@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpmt.flower.answers import check_answer
-from fedpmt.flower.parts import decode_parts, encode_parts
 from fedpmt.flower.pulling import pull_one_by_one
-from fedpmt.flower.wire import Order, array_bytes, read_order, write_order
+from fedpmt.flower.wire import Order, array_bytes, decode_parts, encode_parts, read_order, write_order
 from fedpmt.models.structure import Layer, Structure
 from fedpmt.parts.part import WHOLE, Indices, Mask, Part, Selection, Whole, within
 from fedpmt.training.messages import Task

@@ -16,8 +16,7 @@ from fedpmt.models.build import build
 from fedpmt.models.layered import layered
 from fedpmt.models.nets import NETS
 from fedpmt.parts.part import GLOBAL, take, within
-from fedpmt.pricing.meter import Meter, Plan
-from fedpmt.pricing.times import Times
+from fedpmt.pricing.meter import Meter, Plan, Times
 from fedpmt.resources import Resources
 from fedpmt.seeds import Seeds, generator
 from fedpmt.training.local import Job, LocalSettings, Site

@@ -21,9 +21,8 @@ from fedpmt.methods.nested import statistics_of
 from fedpmt.methods.slimfl import SlimFL
 from fedpmt.parts.part import GLOBAL, Whole, take
 from fedpmt.parts.width import corners
-from fedpmt.pricing.meter import Meter, Plan
+from fedpmt.pricing.meter import Meter, Plan, Times
 from fedpmt.pricing.price import Price
-from fedpmt.pricing.times import Times
 from fedpmt.resources import Resources
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.loop import payload_bytes

@@ -17,8 +17,8 @@ from fedpmt.parts.depth import suffix, suffixes
 from fedpmt.parts.part import mask, size
 from fedpmt.pricing.cost_table import cost_table, dropped
 from fedpmt.pricing.paper import AS_WRITTEN, PRINTED, dropped_operations, layer_operations, suffix_operations
+from fedpmt.pricing.plan import splitting_constant
 from fedpmt.pricing.price import Price
-from fedpmt.pricing.splitting import splitting_constant
 from fedpmt.seeds import generator
 from fedpmt.training.optimizers import SGD
 

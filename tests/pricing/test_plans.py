@@ -12,9 +12,9 @@ import pytest
 import fedpmt
 from fedpmt import api, prices
 from fedpmt.devices.fleet import Device, drifted, make_fleet
-from fedpmt.pricing.adaptive import clamp_seconds, fit_speed
 from fedpmt.pricing.matching import match_keep
 from fedpmt.simulation.assemble import make_price, plan
+from fedpmt.simulation.bookkeeping import clamp_seconds, fit_speed
 from fedpmt.training.local import local_settings
 from fedpmt.types import SettingError
 

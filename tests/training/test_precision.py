@@ -20,9 +20,8 @@ from fedpmt.models.precision import Prefix
 from fedpmt.models.trees import tensors_in
 from fedpmt.parts.depth import full, suffix, suffixes
 from fedpmt.parts.part import GLOBAL
-from fedpmt.pricing.meter import download_bytes, upload_bytes
+from fedpmt.pricing.meter import Times, download_bytes, upload_bytes
 from fedpmt.pricing.price import Price
-from fedpmt.pricing.times import Times
 from fedpmt.seeds import Seeds, generator
 from fedpmt.settings import resolve
 from fedpmt.simulation.checkpoint import read_value, write_value

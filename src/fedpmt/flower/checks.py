@@ -11,8 +11,8 @@ import torch
 
 from fedpmt.flower.answers import RefusedError, reading
 from fedpmt.flower.wire import METRICS, REPLY, array_bytes, npy_bytes, tensors, wire_type
-from fedpmt.pricing.adaptive import LONGEST
 from fedpmt.pricing.meter import reply_shapes
+from fedpmt.simulation.bookkeeping import LONGEST
 from fedpmt.simulation.cohort import steps_asked
 from fedpmt.training.local import Reach
 from fedpmt.training.loop import LOSS

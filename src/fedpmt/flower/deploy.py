@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any
 from fedpmt import records
 from fedpmt.api import method_of
 from fedpmt.devices.fleet import make_fleet
-from fedpmt.flower.app_folder import read_app, write_app
 from fedpmt.flower.deployment import (
     Deployment,
     check_deployable,
     check_promise,
     make_deployment,
+    read_app,
     read_start,
     refuse_simulated,
+    write_app,
 )
 from fedpmt.flower.loopback import FINISHED, Loopback, node_configs
 from fedpmt.records import RunRecord, read_rounds, read_run

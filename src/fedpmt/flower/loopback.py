@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from fedpmt.flower.app_folder import toml
+from fedpmt.flower.deployment import toml
 from fedpmt.flower.guard import Guard
 from fedpmt.flower.processes import Process, environment_of, free_ports, program, stop, wait_for_port
 from fedpmt.records import write_atomically

@@ -1,9 +1,13 @@
-"""The one strategy for all methods: the simulator opens and closes rounds, and Flower carries tasks and replies."""
+"""The one strategy for all methods: the simulator opens and closes rounds, and Flower carries tasks and replies.
+
+Replies come in each on its own, or only as a sum (`secure/sealed.py`).
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
@@ -13,26 +17,83 @@ from flwr.serverapp.strategy import Strategy
 
 from fedpmt.flower.answers import RefusedError, check_answer, reading
 from fedpmt.flower.checks import Inspector
-from fedpmt.flower.collect import InClear, SumError
-from fedpmt.flower.wire import Order
-from fedpmt.simulation.cohort import Verdict, account
+from fedpmt.flower.wire import Order, write_order
+from fedpmt.simulation.cohort import Verdict, account, send_base
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
-    from flwr.app import Metadata
+    from flwr.app import Metadata, RecordDict
     from flwr.serverapp import Grid
 
     from fedpmt.devices.fleet import Fleet
-    from fedpmt.flower.collect import Collector
+    from fedpmt.flower.answers import Missing
     from fedpmt.flower.deployment import Deployment
     from fedpmt.flower.roster import Roster
     from fedpmt.methods.base import Round
-    from fedpmt.records import Outcome
+    from fedpmt.records import Outcome, RoundRecord
     from fedpmt.simulation.cohort import Assignment
     from fedpmt.simulation.loop import Federation
     from fedpmt.simulation.runner import Journal
     from fedpmt.training.messages import Reply
+
+
+class SumError(ValueError):
+    """A sum that cannot be opened or cannot be right; its text is the reason."""
+
+
+class Collector(ABC):
+    """What the strategy asks for between the opening of a round and its end.
+
+    The defaults do nothing in addition to writing tasks and reading replies.
+    """
+
+    def prepare(
+        self, grid: Grid, assignments: list[Assignment], seconds: Callable[[], float]
+    ) -> list[Assignment]:
+        """Exchange what is needed before tasks are sent; `seconds()` is how much of the round is left."""
+        return assignments
+
+    @property
+    def missing(self) -> Mapping[int, Missing]:
+        """The devices that dropped out in `prepare` and get no task."""
+        return {}
+
+    @abstractmethod
+    def write(self, order: Order) -> RecordDict:
+        """Encode a task."""
+
+    @abstractmethod
+    def read(self, records: RecordDict, order: Order, samples: int) -> Reply:
+        """Check and decode a reply. Raises `RefusedError` where something is wrong with it."""
+
+    def replies(self, grid: Grid, replies: list[Reply]) -> list[Reply]:
+        """What is folded in place of the replies that were read. Raises `SumError` where that is nothing."""
+        return replies
+
+    def adjust(self, assignment: Assignment) -> Assignment:
+        """Correct the bytes of a device whose reply has arrived."""
+        return assignment
+
+    def annotate(self, record: RoundRecord) -> RoundRecord:
+        """Add what only the collector knows to the round's record."""
+        return record
+
+
+@dataclass(frozen=True)
+class InClear(Collector):
+    """The server sees every reply."""
+
+    inspector: Inspector
+
+    def write(self, order: Order) -> RecordDict:
+        """Encode a task."""
+        return write_order(order, self.inspector.structure)
+
+    def read(self, records: RecordDict, order: Order, samples: int) -> Reply:
+        """Check and decode a whole reply."""
+        return self.inspector.read(records, order, samples)
+
 
 NO_DEADLINE = 3600.0
 """Seconds to wait for a round's replies where no deadline is set; Flower notices a lost node within one minute."""
@@ -116,9 +177,9 @@ class MethodStrategy(Strategy):
         return Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=ttl)
 
     def _order(self, one: Assignment) -> Order:
-        return Order(
-            self.run, self.journal.progress.rounds, one.device.id, one.task, self.federation.planner.deadline
-        )
+        planner = self.federation.planner
+        number, keeps = self.journal.progress.rounds, planner.price.keeps_base
+        return Order(self.run, number, one.device.id, one.task, planner.deadline, keeps)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -143,6 +204,8 @@ class MethodStrategy(Strategy):
             self._account(one, judgement, seconds)
             for one, judgement in zip(self._assignments, judged, strict=True)
         ]
+        # Nodes have the base, and the seconds that they took to run it are among those measured.
+        assignments = send_base(self.federation, self.journal.progress, assignments, travels=False)
         verdict = Verdict(tuple(outcome for outcome, _, _ in judged), time.monotonic() - self._begun)
         progress, record = self.federation.close(
             self.journal.progress, self._round, assignments, verdict, accepted

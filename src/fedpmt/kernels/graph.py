@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fedpmt.kernels.chains import is_chain
-from fedpmt.kernels.layout import Net, read_back, rows_of, shapes_of
+from fedpmt.kernels.layout import Net, is_chain, read_back, rows_of, shapes_of
 from fedpmt.kernels.library import compiled, library
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A chain's layers and tensors as the compiled code reads them.
+"""Which models are chains that compiled code knows, and their layers and tensors as it reads them.
 
 It knows convolutions (stride 1, no padding, with or without a 2 x 2 max-pool) and linear layers, in single precision
 on the CPU.
@@ -19,14 +19,85 @@ import torch
 from torch import Tensor, nn
 
 from fedpmt.kernels import library
-from fedpmt.kernels.chains import does_nothing, fits, is_chain
 from fedpmt.kernels.library import LANES, compiled
+from fedpmt.models.build import FlatLinear
+from fedpmt.models.chain import hooked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedpmt.models.layered import LayeredModel
     from fedpmt.types import Arrays, Tensors
+
+
+_IMAGES, _FEATURES = (nn.Conv2d, nn.MaxPool2d, nn.ReLU), (nn.Linear, nn.ReLU, nn.Flatten)
+
+
+def is_chain(model: LayeredModel, first: int = 0) -> bool:
+    """Whether a model can be run in halves and is made, from layer `first` on, of modules known here.
+
+    Images come first, then features.
+    """
+    if not model.composable or model.structure.fixed:
+        return False  # what is frozen, or counts, is not known here
+    modules = modules_in(model, first)
+    kinds = [kind for module in modules for kind in _kinds(module)]
+    flat = kinds.index(nn.Flatten) if takes_images(modules) and nn.Flatten in kinds else 0
+    return (
+        all(_is_known(module) for module in modules)
+        and not _tied(modules)
+        # A ReLU works in place, so it must not be what meets the data first.
+        and next((kind for kind in kinds if kind is not nn.Flatten), None) in (nn.Linear, nn.Conv2d)
+        and next((kind for kind in reversed(kinds) if kind is not nn.Flatten), None) is nn.Linear
+        and all(kind in _IMAGES for kind in kinds[:flat])
+        and all(kind in _FEATURES for kind in kinds[flat:])
+    )
+
+
+def modules_in(model: LayeredModel, first: int = 0) -> list[nn.Module]:
+    """What a chain runs, in order, from layer `first` on."""
+    everything = (module for _, module in model.modules_of(first, len(model.structure.layers)))
+    return [module for module in everything if not does_nothing(module)]
+
+
+def does_nothing(module: nn.Module) -> bool:
+    """Whether a module hands on what it is given, in training mode as well."""
+    return type(module) is nn.Identity or (type(module) is nn.Dropout and module.p == 0)
+
+
+def takes_images(modules: Sequence[nn.Module]) -> bool:
+    """Whether a chain begins with a convolution."""
+    return bool(modules) and type(modules[0]) is nn.Conv2d
+
+
+def fits(model: LayeredModel, inputs: Tensor, first: int = 0) -> bool:
+    """Whether inputs have the shape that a chain reads: a linear layer also takes sequences, which are not for here."""
+    modules = modules_in(model, first)
+    if takes_images(modules):
+        return inputs.ndim == 4
+    return inputs.ndim == 2 or type(modules[0]) is nn.Flatten
+
+
+def _kinds(module: nn.Module) -> list[type[nn.Module]]:
+    return [nn.Flatten, nn.Linear] if type(module) is FlatLinear else [type(module)]
+
+
+def _tied(modules: Sequence[nn.Module]) -> bool:
+    """Whether a tensor is used in two places."""
+    used = [id(parameter) for module in modules for parameter in module.parameters()]
+    return len(set(used)) < len(used)
+
+
+def _is_known(module: nn.Module) -> bool:
+    if hooked(module):
+        return False
+    if type(module) is nn.Conv2d:
+        return module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    if type(module) is nn.MaxPool2d:
+        return not module.return_indices
+    if type(module) is nn.Flatten:
+        return (module.start_dim, module.end_dim) == (1, -1)
+    return type(module) in (nn.Linear, FlatLinear, nn.ReLU)
 
 
 @dataclass(frozen=True)
@@ -124,7 +195,10 @@ def shapes_of(
     """The chain from layer `first` on, as shapes; None where the compiled code is not there or does not know it."""
     if library.library() is None or not isinstance(inputs, Tensor):
         return None
-    own = [tensors[name] for layer in model.structure.layers[first:] for name in layer.tensors]
+    names = [name for layer in model.structure.layers[first:] for name in layer.tensors]
+    if any(name not in tensors for name in names):
+        return None  # a net without some of its layers
+    own = [tensors[name] for name in names]
     if any(one.dtype != torch.float32 or one.device.type != "cpu" for one in (inputs, *own)):
         return None
     known = _known.setdefault(model, {})

@@ -1,4 +1,7 @@
-"""Prices a local round on one device: the only place where a Part, with all a method makes of it, becomes Resources."""
+"""Prices a local round on one device: the only place where a Part, with all a method makes of it, becomes Resources.
+
+The seconds of it are T_k = c_k |D_k| E / κ_k, plus what travels over the device's link.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,35 @@ if TYPE_CHECKING:
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Extra, Part, Shapes
     from fedpmt.pricing.cost import Cost
-    from fedpmt.pricing.times import Times
+    from fedpmt.pricing.price import Price
+
+
+@dataclass(frozen=True)
+class Times:
+    """Virtual seconds. The unit of speed is a device that trains one epoch of the full model in `full_seconds`."""
+
+    price: Price
+    full_seconds: float
+    epochs: int  # E
+
+    def training(self, device: Device, cost: Cost, samples: int, share: float = 1.0) -> float:
+        """Seconds of local training; `share` is the part of its steps that a device is asked for."""
+        return (
+            self.full_seconds
+            * share
+            * self.price.load(cost, samples=samples, epochs=self.epochs)
+            / device.speed
+        )
+
+    def preparing(self, device: Device, samples: int) -> float:
+        """Seconds before a device's first round, in which a base runs whose outputs are kept."""
+        return self.full_seconds * self.price.base_load(samples) / device.speed
+
+    @staticmethod
+    def transfer(device: Device, bytes_down: float, bytes_up: float) -> float:
+        """Seconds on the link, down and up; none where the fleet has no links."""
+        return bytes_down / device.downlink + bytes_up / device.uplink
+
 
 UPDATE = "update"
 """The group of a reply's tensors that holds what training changed: w_k - w of every trained entry."""

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict
 
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import mask
+from fedpmt.pricing.plan import splitting_constant
 from fedpmt.pricing.price import Mode
-from fedpmt.pricing.splitting import splitting_constant
 from fedpmt.pricing.text_table import text_table
 from fedpmt.types import shown_bytes
 

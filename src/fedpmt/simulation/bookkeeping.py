@@ -1,11 +1,10 @@
-"""What is written down of a round: what it cost, who was in it, which layers were covered."""
+"""What is written down of a round: what it cost, who was in it, which layers were covered, how fast devices were."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fedpmt.parts.part import GLOBAL, mask
-from fedpmt.pricing.adaptive import LATE, clamp_seconds, fit_speed
 from fedpmt.records import DeviceRecord, RoundRecord
 
 if TYPE_CHECKING:
@@ -25,13 +24,13 @@ def record_round(
     devices, operations, wasted = [], 0.0, 0.0
     for one, outcome in zip(assignments, verdict.outcomes, strict=True):
         if outcome == "arrived":
-            operations += one.usage.operations
+            operations += one.usage.operations + one.base_operations
             if one.part.model == GLOBAL:
                 for layer, trained in zip(coverage, mask(structure, one.part), strict=True):
                     coverage[layer] += trained
         elif one.seconds:
             spent = max(0.0, verdict.round_seconds - one.base_seconds)
-            wasted += one.usage.operations * min(1.0, spent / one.seconds)
+            wasted += one.base_operations + one.usage.operations * min(1.0, spent / one.seconds)
         devices.append(record_device(federation, one, outcome))
     return RoundRecord(
         round=progress.rounds,
@@ -64,11 +63,11 @@ def record_device(federation: Federation, one: Assignment, outcome: Outcome) -> 
         part=one.part.label,
         samples=one.samples,
         seconds=one.seconds + one.base_seconds,
-        transfer_seconds=one.transfer + one.base_seconds,
+        transfer_seconds=one.transfer + one.base_transfer,
         outcome=outcome,
         bytes_up=one.bytes_up if outcome == "arrived" else 0,
         bytes_down=one.bytes_down + one.base_bytes,
-        operations=one.usage.operations,
+        operations=one.usage.operations + one.base_operations,
         memory_bytes=int(one.usage.memory),
         reason=one.reason,
         **spent,
@@ -77,8 +76,39 @@ def record_device(federation: Federation, one: Assignment, outcome: Outcome) -> 
 
 def add_holders(progress: Progress, assignments: Sequence[Assignment]) -> dict[int, int] | None:
     """Who has the base after this round: everybody it was ever sent to."""
-    sent = {one.device.id: progress.rounds for one in assignments if one.base_bytes}
+    sent = {one.device.id: progress.rounds for one in assignments if one.base_bytes or one.base_operations}
     return {**(progress.holders or {}), **sent} if sent else progress.holders
+
+
+LATE = 2.0
+"""Of a device that did not answer in time no more is known; it is taken to have needed twice the deadline."""
+
+SHORTEST, LONGEST = 1e-6, 1e9
+"""Seconds of training that are believed; beyond them a speed would be no number to plan with."""
+
+
+def clamp_seconds(seconds: float, late: float | None) -> float:
+    """Seconds as they count: of one that arrived no more than of one that did not.
+
+    >>> clamp_seconds(30.0, late=120.0), clamp_seconds(1e300, late=120.0)
+    (30.0, 120.0)
+    >>> clamp_seconds(1e300, late=None), clamp_seconds(1e-300, late=None)
+    (1000000000.0, 1e-06)
+    """
+    return max(SHORTEST, min(seconds, LONGEST if late is None else late))
+
+
+def fit_speed(before: float, observed: float, weight: float) -> float:
+    """κ after one more measurement, the newest with this weight, so that drift is followed.
+
+        1 / κ <- (1 - a) / κ + a / κ_observed
+
+    Seconds are averaged and not speeds, since it is seconds that a deadline bounds.
+
+    >>> fit_speed(1.0, 0.5, 1.0), round(fit_speed(1.0, 0.5, 0.5), 4)
+    (0.5, 0.6667)
+    """
+    return 1 / ((1 - weight) / before + weight / observed)
 
 
 def fit_speeds(

@@ -1,28 +1,34 @@
-"""What a run will cost, without training anything."""
+"""What the clock says without training: of a run before it begins, and of a finished one under another clock."""
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpmt.data.base import FederatedData
+from fedpmt.records import RunRecord
 from fedpmt.simulation.assemble import assemble
-from fedpmt.simulation.bookkeeping import record_round
+from fedpmt.simulation.bookkeeping import add_holders, fit_speeds, record_round
 from fedpmt.simulation.cohort import send_base
 from fedpmt.simulation.coverage import warn_before_training
 from fedpmt.simulation.room import check_room
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
+    from fedpmt.records import DeviceRecord, RoundRecord
     from fedpmt.settings import Settings
     from fedpmt.simulation.loop import Federation
     from fedpmt.simulation.problem import Problem
+    from fedpmt.types import Examples
 
 
 def predict(settings: Settings, problem: Problem, method: Method[Any, Any], folder: Path) -> dict[str, Any]:
     """A round's devices, times and prices; the whole run at that pace, if its folder has room for it.
 
-    The first round is as much longer as downloading the model's base takes, and each device does that once at most.
+    The first round is as much longer as downloading the model's base takes, and running it where its outputs are kept;
+    each device does that once at most.
     """
     with (
         tempfile.TemporaryDirectory() as nowhere,
@@ -38,6 +44,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
         first = send_base(federation, progress, assignments)
         base_seconds = federation.settle(first, round_).round_seconds - verdict.round_seconds
     base_bytes = max((one.base_bytes for one in first), default=0)
+    base_operations = sum(one.base_operations for one in first) / max(1, len(first))
     members = min(settings.devices, settings.rounds * len(assignments))
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     for one, shown in sorted(
@@ -70,7 +77,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
         "bytes_up": record.bytes_up * settings.rounds,
         "bytes_down": record.bytes_down * settings.rounds + base_bytes * members,
         "base_bytes": base_bytes,
-        "operations": record.operations * settings.rounds,
+        "operations": record.operations * settings.rounds + base_operations * members,
         **server,
         "budget_action": settings.limits and method.traits.action(settings.limits.resource),
     }
@@ -89,3 +96,75 @@ def _server(federation: Federation, operations: float) -> dict[str, float | None
         "server_operations_at_most": most and most * federation.settings.rounds,
         "server_round_seconds_at_most": most and federation.server_seconds(most),
     }
+
+
+def restamp_run(
+    run: RunRecord, settings: Settings, problem: Problem, method: Method[Any, Any]
+) -> RunRecord | None:
+    """The run with times, bytes and operations of these settings; None where other replies would count.
+
+    Only for methods whose assignments do not depend on what is learned; `problem` may hold made-up samples.
+    """
+    stamped: list[RoundRecord] = []
+    counted = replace(problem, data=_Counted(problem.data, settings.devices, settings.samples))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        assemble(settings, counted, method, Path(folder)) as federation,
+    ):
+        progress = federation.start()
+        for old in run.rounds:
+            progress = federation.wait(progress)
+            round_, assignments = federation.open(progress)
+            assignments = send_base(federation, progress, assignments)
+            verdict = federation.settle(assignments, round_)
+            round_seconds = verdict.round_seconds + federation.server_seconds(old.server_operations)
+            progress = replace(
+                progress,
+                speeds=fit_speeds(federation, progress, assignments, verdict),
+                holders=add_holders(progress, assignments),
+                rounds=progress.rounds + 1,
+                virtual_seconds=progress.virtual_seconds + round_seconds,
+            )
+            new = record_round(federation, progress, assignments, verdict)
+            if _counting(new.devices) != _counting(old.devices):
+                return None
+            same = (
+                "score", "score_name", "maximize", "scores", "loss", "metrics", "evaluates", "server_operations"
+            )  # fmt: skip
+            learned = {name: getattr(old, name) for name in same}
+            stamped.append(new.model_copy(update={**learned, "round_seconds": round_seconds}))
+    last = stamped[-1] if stamped else None
+    result = run.result and run.result.model_copy(
+        update={
+            "virtual_seconds": last.virtual_seconds if last else 0.0,
+            "bytes_up": sum(one.bytes_up for one in stamped),
+            "bytes_down": sum(one.bytes_down for one in stamped),
+            "operations": sum(one.operations for one in stamped),
+            "budget": settings.budget,
+            "budget_action": settings.limits and method.traits.action(settings.limits.resource),
+        }
+    )
+    return RunRecord(
+        folder=run.folder, settings=settings.model_dump(mode="json"), rounds=tuple(stamped), result=result
+    )
+
+
+def _counting(devices: tuple[DeviceRecord, ...]) -> list[tuple[int, str]]:
+    return [(device.device, device.part) for device in devices if device.outcome == "arrived"]
+
+
+class _Counted(FederatedData):
+    """Data of which only the number of samples per device is asked."""
+
+    def __init__(self, own: FederatedData, devices: int, count: int) -> None:
+        self.name, self.classes, self.test, self.devices = own.name, None, own.test, devices
+        self._count = count
+
+    def samples(self, device: int) -> int:
+        return self._count
+
+    def shard(self, device: int) -> Examples:
+        raise NotImplementedError("nobody trains here")
+
+    def label_counts(self, device: int) -> None:
+        return None

@@ -23,20 +23,18 @@ from fedpmt.testing.checks import (
     declares_what_replies_carry,
     ignores_arrival_order,
     is_a_frozen_picklable_value,
+    keeps_server_work_within_cap,
     keeps_the_model_without_training,
     keeps_uncovered_entries,
+    learns_with_default_settings,
     leaves_kept_state_alone,
     leaves_the_state_alone,
     reduces_to_fedavg,
     restores_states_from_disk,
-    sends_differences,
-    server_optimizer_skips_uncovered_entries,
-)
-from fedpmt.testing.federations import (
-    keeps_server_work_within_cap,
-    learns_with_default_settings,
     same_bits_after_resume,
     same_bits_for_any_number_of_workers,
+    sends_differences,
+    server_optimizer_skips_uncovered_entries,
 )
 from fedpmt.testing.subject import Subject
 

@@ -32,7 +32,7 @@ from flwr.supercore.primitives.asymmetric import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from fedpmt.flower.secure.fixed_point import Words
+    from fedpmt.flower.secure.layer_vector import Words
 
 SEED_BYTES = 31
 """With its padding, two blocks of the secret sharing."""

@@ -10,8 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common.logger import log
 
 from fedpmt.flower.secure import masks
-from fedpmt.flower.secure.fixed_point import Scale
-from fedpmt.flower.secure.layer_vector import encode, weigh
+from fedpmt.flower.secure.layer_vector import Scale, encode, weigh
 from fedpmt.flower.wire import write_masked
 from fedpmt.types import SettingError
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from flwr.app import Context
 
-    from fedpmt.flower.secure.fixed_point import Words
+    from fedpmt.flower.secure.layer_vector import Words
     from fedpmt.flower.wire import Order
     from fedpmt.simulation.loop import Federation
     from fedpmt.training.messages import Reply

@@ -10,15 +10,27 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from flwr.app import ConfigRecord
 
-from fedpmt.flower.checks import norm
-from fedpmt.flower.collect import Collector, SumError
-from fedpmt.flower.secure.checks import MaskedInspector
-from fedpmt.flower.secure.fixed_point import Scale
+from fedpmt.flower.answers import reading
+from fedpmt.flower.checks import (
+    CLAIMS,
+    OPEN_CLAIMS,
+    norm,
+    read_claims,
+    read_part,
+    read_seconds,
+    require,
+    require_bytes,
+    require_header,
+    require_keys,
+)
 from fedpmt.flower.secure.layer_vector import (
     COVER,
     Cover,
+    Scale,
     count_cover,
     group_sizes,
     mean_update,
@@ -29,27 +41,30 @@ from fedpmt.flower.secure.layer_vector import (
 from fedpmt.flower.secure.masks import WORD
 from fedpmt.flower.secure.node import SECURE
 from fedpmt.flower.secure.sums import SecureSum
-from fedpmt.flower.wire import write_order
+from fedpmt.flower.strategy import Collector, SumError
+from fedpmt.flower.wire import MASKED, npy_bytes, write_order
 from fedpmt.parts.part import NOTHING, mask
 from fedpmt.simulation.cohort import account
 from fedpmt.training.messages import UPDATE, Reply
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from flwr.app import RecordDict
+    from flwr.app import Array, RecordDict
     from flwr.serverapp import Grid
 
     from fedpmt.flower.answers import Missing
     from fedpmt.flower.deployment import Deployment
     from fedpmt.flower.roster import Roster
+    from fedpmt.flower.secure.layer_vector import Words
     from fedpmt.flower.wire import Order
     from fedpmt.models.structure import Structure
     from fedpmt.records import RoundRecord
     from fedpmt.simulation.cohort import Assignment
     from fedpmt.simulation.loop import Federation
     from fedpmt.types import Tensors
+
 
 STAGE_SECONDS = 120.0
 """The longest that nodes have for each of keys, shares and an opening; Flower notices within one minute who is gone.
@@ -223,3 +238,44 @@ def stage_seconds(left: float) -> float:
     (15.0, 120.0, 1.0)
     """
     return max(1.0, min(STAGE_SECONDS, left / 4))
+
+
+@dataclass(frozen=True)
+class MaskedInspector:
+    """Checks and decodes replies under masks."""
+
+    sizes: Sequence[int]  # words in each group of the vector
+    hidden: bool  # whether the part, and with it the training time, is the device's own secret
+
+    def read(self, records: RecordDict, order: Order, samples: int) -> tuple[Reply, list[Words]]:
+        """Decode the reply to an order: the reply without its tensors, and the masked vector.
+
+        Raises:
+            RefusedError: Something in the reply is wrong.
+        """
+        claims = read_claims(records, order, samples)
+        require(not records.metric_records, "it says more than it was asked")
+        require_keys("what it says", claims, CLAIMS if self.hidden else (*CLAIMS, *OPEN_CLAIMS))
+        part = order.task.offer[-1] if self.hidden else read_part(claims, order)
+        seconds = 0.0 if self.hidden else read_seconds(claims)
+        names = tuple(str(group) for group in range(len(self.sizes)))
+        require_keys("groups", records.array_records, (MASKED,))
+        arrays = records.array_records[MASKED]
+        require_keys(f"tensors of {MASKED}", arrays, names)
+        require_bytes(records, sum(npy_bytes((size,), WORD_BYTES) for size in self.sizes))
+        words = [_read_words(arrays[name], name, size) for name, size in zip(names, self.sizes, strict=True)]
+        return Reply(order.device, order.round, part, samples, {}, seconds=seconds), words
+
+
+WORD_BYTES = np.dtype(np.uint32).itemsize
+
+
+def _read_words(array: Array, name: str, length: int) -> Words:
+    label = f"{MASKED} '{name}'"
+    require_header(label, array, (length,), torch.uint32)
+    with reading(MASKED):
+        found: Words = array.numpy()
+    require(isinstance(found, np.ndarray), f"{MASKED} is not an array")
+    right = found.shape == (length,) and found.dtype == np.uint32
+    require(right, f"{label} is not what its header says")
+    return found

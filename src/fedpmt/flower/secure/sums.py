@@ -15,9 +15,9 @@ from flwr.app import ConfigRecord, MessageType, RecordDict
 
 from fedpmt.flower.answers import ask
 from fedpmt.flower.checks import require
-from fedpmt.flower.collect import SumError
 from fedpmt.flower.secure import masks
 from fedpmt.flower.secure.node import KEYS, OPEN, SECURE, SHARES
+from fedpmt.flower.strategy import SumError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
     from fedpmt.flower.answers import Answer, Missing
-    from fedpmt.flower.secure.fixed_point import Words
+    from fedpmt.flower.secure.layer_vector import Words
 
 LETTER_BYTES = 100_000
 """The longest letter; one with shares for hundreds of groups is shorter."""
