@@ -17,7 +17,7 @@ from benchmarks.page import fill, page, threads_table
 from benchmarks.results import Results
 from benchmarks.runner import cache_folder
 from benchmarks.settings import MODELS, SETTINGS, SMOKE, VARIANTS, Setting, as_class
-from fedpmt.methods.registry import METHODS
+from fedpmt.methods.registry import general_methods
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -183,9 +183,9 @@ def _methods_command(every: argparse.ArgumentParser) -> None:
     every.add_argument(
         "--methods",
         type=_methods,
-        default=tuple(METHODS),
+        default=tuple(general_methods()),
         metavar="A,B",
-        help=f"of {','.join(METHODS)} (all)",
+        help=f"of {','.join(general_methods())} (all)",
     )
     every.add_argument(
         "--setting", choices=(*SETTINGS, SMOKE.name), default="cnn-cifar10", help="(%(default)s)"
@@ -241,7 +241,7 @@ def _peers(text: str) -> tuple[str, ...]:
 
 
 def _methods(text: str) -> tuple[str, ...]:
-    return tuple(_names(text, METHODS))
+    return tuple(_names(text, general_methods()))
 
 
 def _names(text: str, allowed: Collection[str]) -> list[str]:

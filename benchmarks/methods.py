@@ -13,7 +13,7 @@ from benchmarks.page import table
 from benchmarks.results import Machine, Measurement, describe
 from benchmarks.runner import measure, python_of, ways
 from benchmarks.summary import Spread, spread
-from fedpmt.methods.registry import METHODS
+from fedpmt.methods.registry import general_methods
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,7 @@ def job_of(
 
 def run(
     setting: Setting,
-    names: Sequence[str] = tuple(METHODS),
+    names: Sequence[str] = tuple(general_methods()),
     *,
     repeat: int = 3,
     rounds: int = 6,

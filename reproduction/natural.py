@@ -95,9 +95,10 @@ def page(contest: Contest, library: Library, scope: Scope) -> Artefact:
         f"{contest.about} {_sentence(rows, contest)}\n\n"
         f"{seeds_text(counts)}, {one.rounds} rounds, {one.devices} devices of {len(one.levels.split(','))} speeds, "
         f"{one.cohort} a round, {one.epochs} local epoch{'s' if one.epochs > 1 else ''} in batches of {one.batch} at "
-        f"rate {one.lr:g}; prices `exact`. Every method but FedAvg keeps to the operations of FedPMT's depth on each "
-        f"device. Accuracy is the mean over the last {100 * TAIL:.0f} % of the rounds. Each person has test samples of "
-        "their own: *mean*, *spread* and *worst tenth* are over people, each counting the same, at the end of a run; "
+        f"rate {one.lr:g}; prices `exact`. On each device a method gets the largest part that takes no more operations "
+        "than FedPMT's depth there; FedAvg trains everything, and FedDrop, which thins linear layers only, may have "
+        f"nothing as small. Accuracy is the mean over the last {100 * TAIL:.0f} % of the rounds. Each person has test "
+        "samples of their own: *mean*, *spread* and *worst tenth* are over people, each counting the same, at the end; "
         f"*slowest* and *fastest* are the means over people on the slowest and the fastest level. Means over seeds, "
         f"accuracies with {100 * CONFIDENCE:.0f} % intervals; time is virtual."
     )
@@ -283,7 +284,7 @@ ROLES = Contest(
     "Each device is a role of one of twelve plays, with 16 to 667 passages of 80 characters; the next character is "
     "predicted by a small transformer (`--task transformer-shakespeare`). Scores are per character.",
     "transformer-shakespeare",
-    100,
+    50,
     (0.30, 0.35, 0.40),
 )
 

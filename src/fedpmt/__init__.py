@@ -31,13 +31,17 @@ if TYPE_CHECKING:
     from fedpmt.methods.fedpmt import FedPMT as FedPMT
     from fedpmt.methods.fedprox import FedProx as FedProx
     from fedpmt.methods.fedprox import Proximal as Proximal
+    from fedpmt.methods.fedra import FedRA as FedRA
     from fedpmt.methods.fedrolex import FedRolex as FedRolex
     from fedpmt.methods.fjord import FjORD as FjORD
+    from fedpmt.methods.flexlora import FlexLoRA as FlexLoRA
     from fedpmt.methods.heterofl import HeteroFL as HeteroFL
     from fedpmt.methods.ist import IST as IST
     from fedpmt.methods.prunefl import PruneFL as PruneFL
     from fedpmt.methods.scaffold import Scaffold as Scaffold
     from fedpmt.methods.slimfl import SlimFL as SlimFL
+    from fedpmt.models.lora import lora as lora
+    from fedpmt.models.lora import merge_lora as merge_lora
     from fedpmt.models.structure import Axis as Axis
     from fedpmt.prices import cost as cost
     from fedpmt.prices import layers as layers
@@ -76,20 +80,23 @@ _HOMES = {
     "fedpmt.methods.fedmp": ("FedMP",),
     "fedpmt.methods.fedpmt": ("FedPMT",),
     "fedpmt.methods.fedprox": ("FedProx", "Proximal"),
+    "fedpmt.methods.fedra": ("FedRA",),
     "fedpmt.methods.fedrolex": ("FedRolex",),
     "fedpmt.methods.fjord": ("FjORD",),
+    "fedpmt.methods.flexlora": ("FlexLoRA",),
     "fedpmt.methods.heterofl": ("HeteroFL",),
     "fedpmt.methods.ist": ("IST",),
     "fedpmt.methods.prunefl": ("PruneFL",),
     "fedpmt.methods.scaffold": ("Scaffold",),
     "fedpmt.methods.slimfl": ("SlimFL",),
+    "fedpmt.models.lora": ("lora", "merge_lora"),
     "fedpmt.models.structure": ("Axis",),
     "fedpmt.prices": ("cost", "layers", "plan"),
     "fedpmt.records": ("RoundRecord", "RunRecord"),
     "fedpmt.resources": ("Resources",),
-    "fedpmt.training.batches": ("PerSample",),
     "fedpmt.runs": ("Run", "Runs", "read_run"),
     "fedpmt.simulation.callbacks": ("MLflow", "RoundEnd", "TensorBoard", "WandB"),
+    "fedpmt.training.batches": ("PerSample",),
     "fedpmt.training.local": ("LocalWork",),
     "fedpmt.training.server": ("SGD", "Adagrad", "Adam", "Momentum", "Yogi"),
     "fedpmt.types": ("SettingError", "Stop"),
@@ -113,8 +120,10 @@ __all__ = [
     "FedMP",
     "FedPMT",
     "FedProx",
+    "FedRA",
     "FedRolex",
     "FjORD",
+    "FlexLoRA",
     "HeteroFL",
     "LocalWork",
     "MLflow",
@@ -141,6 +150,8 @@ __all__ = [
     "compare",
     "cost",
     "layers",
+    "lora",
+    "merge_lora",
     "plan",
     "read_run",
     "run",

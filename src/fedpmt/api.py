@@ -93,7 +93,7 @@ def run(
     maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_round: OnRound | Sequence[OnRound] = (),
+    on_round: OnRound | Sequence[OnRound] | None = None,
     progress: bool | None = None,
     **settings: Unpack[RunSettings],
 ) -> Run:
@@ -195,7 +195,7 @@ def compare(
     maximize: bool | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    on_round: OnRound | Sequence[OnRound] = (),
+    on_round: OnRound | Sequence[OnRound] | None = None,
     progress: bool | None = None,
     watch: Watch | None = None,
     **settings: Unpack[RunSettings],
@@ -256,7 +256,9 @@ def _watched(request: Request, progress: bool | None) -> Iterator[tuple[None, On
         yield None, show
 
 
-def _callbacks(given: OnRound | Sequence[OnRound]) -> Sequence[OnRound]:
+def _callbacks(given: OnRound | Sequence[OnRound] | None) -> Sequence[OnRound]:
+    if given is None:
+        return ()
     return given if isinstance(given, Sequence) else [given]
 
 

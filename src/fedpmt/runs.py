@@ -137,7 +137,7 @@ def resumable(out: Path, scratch: Scratch | None) -> Iterator[None]:
             scratch.remove()
         raise
     except BaseException as error:
-        if any(out.rglob(records.CHECKPOINT)):
+        if (out / records.CHECKPOINT).exists() or any(out.glob(f"*/{records.CHECKPOINT}")):
             error.add_note(f"continue with the same arguments and out='{out}', resume=True")
             if scratch is not None:
                 scratch.keep()

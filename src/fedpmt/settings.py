@@ -191,8 +191,9 @@ class Settings(BaseModel):
     mode: Literal["exact", "paper"] = Field("exact", description="how operations are counted")
     prefix: Literal["auto", "cache", "recompute"] = Field(
         "auto",
-        description="frozen layers' outputs: computed once per round and kept, or for each batch; "
-        "auto keeps them with more than one local epoch",
+        description="frozen layers' outputs: computed once per round and kept, or for each batch; those of a base that "
+        "nobody trains are kept over rounds. auto keeps the first with more than one local epoch, the others where "
+        "that saves a tenth of a step and they fit into every device's memory",
     )
     depths: int | None = Field(
         None, ge=1, description="number of depths |I|; default: the paper's larger one, else one per layer"

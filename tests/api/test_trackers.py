@@ -78,7 +78,7 @@ def check_numbers(found: Mapping[int, Mapping[str, float]], one: fedpmt.Run) -> 
 
 def test_each_run_is_a_run_of_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeWandB()
-    monkeypatch.setitem(sys.modules, "wandb", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "wandb", fake)
     with fedpmt.WandB(project="phones", mode="offline") as tracker:
         runs = fedpmt.compare(["fedpmt", "fedavg"], on_round=tracker, **TINY)
     for logged, one in zip(fake.runs, runs, strict=True):
@@ -92,7 +92,7 @@ def test_each_run_is_a_run_of_mlflow_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeMLflow()
-    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: fake))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: fake))
     out = tmp_path / "one"
     assert program(["run", *FLAGS, "--track", "mlflow", "--track", "tensorboard", "--out", str(out)]) == 0
     [(name, logged)] = fake.runs.items()

@@ -23,7 +23,7 @@ from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.fedpmt import FedPMT
 from fedpmt.methods.fedprox import Proximal
 from fedpmt.methods.heterofl import HeteroFL
-from fedpmt.methods.registry import METHODS, create
+from fedpmt.methods.registry import METHODS, create, general_methods
 from fedpmt.records import DEVICES, MODEL_FILE, ROUNDS, RunRecord
 from fedpmt.simulation.checkpoint import read_value
 from fedpmt.testing import CHECKS, ON_A_BENCH, Subject, check_method
@@ -44,8 +44,8 @@ TOGETHER: dict[str, dict[str, Any]] = {"prunefl": {"initial_rounds": 0, "interva
 QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 20}}
 """What spares time on a bench, where a server without a cap would work for long."""
 
-NO_FEDAVG = {"comet", "fedgkt"}
-"""Methods that average no weights, and so are FedAvg under no settings; their own tests have their reductions."""
+NO_FEDAVG = {"comet", "fedgkt", "flexlora"}
+"""Methods that do not average weights, and so are FedAvg under no settings; their own tests have their reductions."""
 
 
 def subject(name: str, *, quick: bool = True) -> Subject:
@@ -231,7 +231,7 @@ def accuracy(method: str, partition: str, rounds: int, seed: int = 0) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("partition", ["iid", "classes:2"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", general_methods())
 def test_no_method_ends_at_a_guess(method: str, partition: str) -> None:
     assert accuracy(method, partition, SLOW_STARTERS.get(method, 50)) > 2.5 * GUESS
 

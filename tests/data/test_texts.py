@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from fedpmt.data import DATASETS, load
+from fedpmt.data import DATASETS, federate, load
 from fedpmt.data.description import DataFile
 from fedpmt.own import load_example
 from fedpmt.types import SettingError
@@ -159,3 +159,18 @@ def test_examples_for_pricing_are_tokens() -> None:
         "attention_mask": (2, 128),
     }
     assert load_example("hapt").dtype == np.float32
+
+
+def test_a_net_for_images_refuses_tokens(folder: Path) -> None:
+    with pytest.raises(
+        SettingError, match="inputs of input_ids and attention_mask, but 1 x 28 x 28 are needed"
+    ):
+        federate(
+            "imdb",
+            partition="iid",
+            partition_seed=0,
+            devices=2,
+            samples=2,
+            data_dir=folder,
+            input_shape=(1, 28, 28),
+        )

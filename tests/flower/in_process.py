@@ -20,7 +20,7 @@ from fedpmt import api
 from fedpmt.data.sets import embedded
 from fedpmt.flower import paper_apps
 from fedpmt.flower.deployment import Deployment, write_config
-from fedpmt.methods.registry import METHODS
+from fedpmt.methods.registry import general_methods
 from fedpmt.records import RunRecord, read_run
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RUN, SERVER = 7, 1
 NOT_CARRIED = ("comet", "fedgkt")
 """Methods that are refused on Flower: their devices keep nets of their own."""
-CARRIED = [name for name in METHODS if name not in NOT_CARRIED]
+CARRIED = [name for name in general_methods() if name not in NOT_CARRIED]
 READ_ONCE = functools.cache(embedded._table)
 
 BITS: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
@@ -191,6 +191,19 @@ def test_so_it_does_in_sixteen_bits(name: str, cached: bool) -> None:
     price = price_of(model, inputs, 20, cached=cached, momentum=False, precision="bf16")
     prefix: Literal["cache", "recompute"] = "cache" if cached else "recompute"
     local = LocalSettings(1, 20, 0.01, prefix=prefix, precision="bf16", frozen_precision="bf16")
+    parts = suffixes(model.structure, len(model.structure.layers))
+    peaks = [measured(model, model.initial(), part, inputs, local) for part in parts]
+    assert [price(part).memory_bytes for part in parts] == pytest.approx(peaks, rel=CLOSE)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_so_it_does_with_the_outputs_of_a_base_that_are_kept(cached: bool) -> None:
+    make, draw = CASES["frozen resnet18"]
+    model, inputs = make(), draw()
+    options: Any = {"batch": 10, "samples": SAMPLES, "cached": cached, "example": inputs[:2]}
+    price = Price(model, mode="exact", keep_base="cache", **options)
+    prefix: Literal["cache", "recompute"] = "cache" if cached else "recompute"
+    local = LocalSettings(1, 10, 0.01, prefix=prefix, keeps_base=True)
     parts = suffixes(model.structure, len(model.structure.layers))
     peaks = [measured(model, model.initial(), part, inputs, local) for part in parts]
     assert [price(part).memory_bytes for part in parts] == pytest.approx(peaks, rel=CLOSE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from killed_runs import bits, interrupted, refused, run, tree
@@ -44,10 +44,10 @@ def test_the_same_bits_as_from_the_start(
 
 
 def test_from_python_and_in_the_latest_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"devices": 10, "samples": 20, "cohort": 5, "batch": 10}
+    given: dict[str, Any] = {"devices": 10, "samples": 20, "cohort": 5, "batch": 10}
     whole = fedpmt.run(rounds=3, **given)
     for rounds in (2, 3, None):  # None: as many as there are
-        more = {} if rounds is None else {"rounds": rounds}
+        more: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
         found = fedpmt.run(out=tmp_path / "run", resume=True, **more, **given)
         assert len(found.rounds) == (rounds or 3)
     assert bits(tmp_path / "run") == bits(whole.folder)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fake_cuda import CUDA, OnCuda, joined, pretended
 from fedpmt import api
-from fedpmt.methods.registry import METHODS
+from fedpmt.methods.registry import general_methods
 from fedpmt.models.layered import layered
 from fedpmt.simulation.assemble import check_precision
 from fedpmt.simulation.executors import Parallel
@@ -117,7 +117,7 @@ def test_the_pretended_device_refuses_what_a_real_one_refuses() -> None:
         assert not torch.equal(generator.state, own)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", general_methods())
 def test_all_tensors_of_a_method_are_on_its_device(method: str, tmp_path: Path) -> None:
     check_same(tmp_path, chain, method=method, options=STAGES.get(method, {}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -163,7 +164,12 @@ def _natural_test(dataset: LoadedDataset, partition: str, devices: int, seed: in
 
 
 def _reshaped(dataset: LoadedDataset, shape: tuple[int, ...]) -> LoadedDataset:
-    own = dataset.train.inputs.shape[1:]
+    inputs = dataset.train.inputs
+    if isinstance(inputs, Mapping):
+        raise SettingError(
+            f"data = '{dataset.name}' has inputs of {' and '.join(inputs)}, but {_times(shape)} are needed"
+        )
+    own = inputs.shape[1:]
     if math.prod(own) != math.prod(shape):
         raise SettingError(
             f"data = '{dataset.name}' has inputs of {_times(own)}, but {_times(shape)} are needed"

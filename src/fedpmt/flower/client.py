@@ -15,6 +15,7 @@ import numpy as np
 from fedpmt.api import method_of
 from fedpmt.flower.deployment import read_config
 from fedpmt.flower.secure.node import mask_reply
+from fedpmt.flower.stored import StoredOutputs, outputs_digest
 from fedpmt.flower.wire import NODE, read_order, write_reply
 from fedpmt.records import write_atomically
 from fedpmt.simulation.assemble import assemble
@@ -85,6 +86,9 @@ class Worker:
                 federation = replace(simulator, store=DeviceStore(folder, compute))
                 if settings.dp_clip is not None:
                     spend(folder, settings.rounds)
+            if order.keeps_base and (deployment.state_dir or "state-dir" in context.node_config):
+                folder = state_folder(order.run, context, deployment.state_dir)
+                federation = keep_outputs(federation, order, folder)
             reply = local_round(federation, order, context.node_config)
             if not deployment.secagg:
                 return write_reply(order, reply)
@@ -112,6 +116,7 @@ def local_round(federation: Federation, order: Order, node_config: Mapping[str, 
     if federation.keeps_state:
         federation.store.confirm(order.device, order.task.accepted_round, before=order.round)
     unit = federation.unit(order.device, order.task, part, samples, order.round)
+    unit = replace(unit, settings=replace(unit.settings, keeps_base=order.keeps_base))
     if federation.settings.dp_clip is not None:
         unit = replace(unit, rng=partial(secret_noise, unit.rng))
     begun = time.perf_counter()
@@ -120,6 +125,15 @@ def local_round(federation: Federation, order: Order, node_config: Mapping[str, 
     if federation.keeps_state:
         federation.store.write(order.device, order.round, own)
     return replace(reply, seconds=seconds)
+
+
+def keep_outputs(federation: Federation, order: Order, folder: Path) -> Federation:
+    """Let this node find what its base made of its samples in an earlier round, in a folder."""
+    samples, settings = federation.data.shard(order.device), federation.settings
+    digest = outputs_digest(federation.problem, samples, settings.frozen_precision)
+    kept = StoredOutputs(folder, digest, compute_device(settings.device))
+    executor: Any = federation.executor  # with one worker it is a plain one
+    return replace(federation, executor=replace(executor, kept=kept))
 
 
 def secret_noise(rng: Rng, purpose: str) -> np.random.Generator:

@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Strategy
 from fedpmt.flower.answers import RefusedError, check_answer, reading
 from fedpmt.flower.checks import Inspector
 from fedpmt.flower.wire import Order, write_order
-from fedpmt.simulation.cohort import Verdict, account
+from fedpmt.simulation.cohort import Verdict, account, send_base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -177,9 +177,9 @@ class MethodStrategy(Strategy):
         return Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=ttl)
 
     def _order(self, one: Assignment) -> Order:
-        return Order(
-            self.run, self.journal.progress.rounds, one.device.id, one.task, self.federation.planner.deadline
-        )
+        planner = self.federation.planner
+        number, keeps = self.journal.progress.rounds, planner.price.keeps_base
+        return Order(self.run, number, one.device.id, one.task, planner.deadline, keeps)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -204,6 +204,8 @@ class MethodStrategy(Strategy):
             self._account(one, judgement, seconds)
             for one, judgement in zip(self._assignments, judged, strict=True)
         ]
+        # Nodes have the base, and the seconds that they took to run it are among those measured.
+        assignments = send_base(self.federation, self.journal.progress, assignments, travels=False)
         verdict = Verdict(tuple(outcome for outcome, _, _ in judged), time.monotonic() - self._begun)
         progress, record = self.federation.close(
             self.journal.progress, self._round, assignments, verdict, accepted

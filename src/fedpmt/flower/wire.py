@@ -45,6 +45,7 @@ class Order:
     device: int
     task: Task
     deadline: float  # what depths are fitted to; a device that chooses its own needs it
+    keeps_base: bool = False  # whether what a frozen base makes of the samples is kept over rounds
 
 
 def write_order(order: Order, structure: Structure) -> RecordDict:
@@ -56,6 +57,7 @@ def write_order(order: Order, structure: Structure) -> RecordDict:
         "round": order.round,
         "device": order.device,
         "deadline": order.deadline,
+        "keeps-base": order.keeps_base,
         "offer": text,
         "lists": lists,
         "scalars": json.dumps(dict(task.scalars)),
@@ -81,7 +83,9 @@ def read_order(records: RecordDict, structure: Structure, device: torch.device) 
         number("accepted"),
         number("epochs"),
     )
-    return Order(record["run"], record["round"], record["device"], task, record["deadline"])
+    return Order(
+        record["run"], record["round"], record["device"], task, record["deadline"], record["keeps-base"]
+    )
 
 
 def write_reply(order: Order, reply: Reply) -> RecordDict:

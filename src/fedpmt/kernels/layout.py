@@ -195,7 +195,10 @@ def shapes_of(
     """The chain from layer `first` on, as shapes; None where the compiled code is not there or does not know it."""
     if library.library() is None or not isinstance(inputs, Tensor):
         return None
-    own = [tensors[name] for layer in model.structure.layers[first:] for name in layer.tensors]
+    names = [name for layer in model.structure.layers[first:] for name in layer.tensors]
+    if any(name not in tensors for name in names):
+        return None  # a net without some of its layers
+    own = [tensors[name] for name in names]
     if any(one.dtype != torch.float32 or one.device.type != "cpu" for one in (inputs, *own)):
         return None
     known = _known.setdefault(model, {})

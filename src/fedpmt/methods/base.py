@@ -55,6 +55,7 @@ class Traits:
     needs_public: bool = False  # unlabelled public data
     needs_validation: bool = False  # labelled data on the server
     needs_classes: bool = False  # one logit per class, and no other outputs
+    needs_adapters: bool = False  # a model with LoRA adapters
     needs_labels: bool = False  # how many samples of each class a device holds; real devices tell nobody else
     needs_losses: bool = False  # metrics that devices report
     sends_more: bool = False  # replies hold more than the update: control variates, features, counts

@@ -44,6 +44,8 @@ METHODS = {
     "comet": ("fedpmt.methods.comet", "Comet"),
     "fedgkt": ("fedpmt.methods.fedgkt", "FedGKT"),
     "fedgen": ("fedpmt.methods.fedgen", "FedGen"),
+    "fedra": ("fedpmt.methods.fedra", "FedRA"),
+    "flexlora": ("fedpmt.methods.flexlora", "FlexLoRA"),
 }
 
 
@@ -59,6 +61,11 @@ MethodClass: typing.TypeAlias = type[Method[Any, Any]]
 def method_names() -> list[str]:
     """Return the names of all methods that need no module: the library's, then those of installed packages."""
     return [*METHODS, *(name for name in _offered() if name not in METHODS)]
+
+
+def general_methods() -> list[str]:
+    """Return the names of the library's methods that need nothing special of a model, such as adapters."""
+    return [name for name in METHODS if not method_class(name)().traits.needs_adapters]
 
 
 def method_class(name: str) -> MethodClass:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,9 @@ from fedpmt.models.finding import (
     may_hold_blocks,
 )
 from fedpmt.models.layout import Layout, TiedOwner, arrange, is_counter
+from fedpmt.models.lora import LoraConv2d, LoraLinear
 from fedpmt.models.tracing import trace
-from fedpmt.models.trees import tensors_in
+from fedpmt.models.trees import map_tensors, tensors_in
 from fedpmt.models.unwrap import computes_weights, copy_module, prepare
 from fedpmt.types import Arrays, SettingError, Tensors
 
@@ -73,6 +74,7 @@ class LayeredModel:
         self._slots = {name: _slots(module, names) for name, names in layout.aliases.items()}
         self._own = {name: slots[0][0][slots[0][1]] for name, slots in self._slots.items()}
         self._bound: dict[str, Tensor] = {}
+        self._left_out: set[int] = set()
         floats = (name for name, one in module.named_parameters() if one.is_floating_point())
         self._first = next(floats, None)  # by its type the samples are cast
 
@@ -122,12 +124,16 @@ class LayeredModel:
         named = {alias: values[name] for name, names in self.layout.aliases.items() for alias in names}
         return {name: named.get(name, own).detach() for name, own in state.items()}
 
-    def set_training(self, trained: Sequence[bool], *, norms: bool = True) -> None:
+    def set_training(
+        self, trained: Sequence[bool], *, norms: bool = True, left_out: Collection[int] = ()
+    ) -> None:
         """Put trained layers in training mode; frozen ones stay as received, in evaluation mode.
 
         Modules that hold layers, and so may drop something between them, are in training mode where a layer is.
-        Without `norms` modules with running statistics stay in evaluation mode, wherever they are.
+        Without `norms` modules with running statistics stay in evaluation mode, wherever they are. Optional layers
+        that are `left_out` give back what they are given, until this is called again.
         """
+        self._leave_out(left_out)
         self.module.train(any(trained))
         modules = dict.fromkeys(self.layout.base, False)
         for stage, on in zip(self.layout.stages, trained, strict=True):
@@ -145,8 +151,9 @@ class LayeredModel:
         return self._call(inputs)
 
     def release(self) -> None:
-        """Let go of the tensors it was run on last; the module has its own again."""
+        """Let go of the tensors it was run on last; the module has its own again, and all of its layers."""
         self._bind({})
+        self._leave_out(())
 
     def can_cut(self, cut: int) -> bool:
         """Whether the model can be run in halves before this layer."""
@@ -154,15 +161,28 @@ class LayeredModel:
             return 0 < cut < len(self.structure.layers)
         return self._cut(cut) is not None
 
-    def prefix(self, cut: int, tensors: Tensors, inputs: Arrays) -> Arrays:
-        """Run the first `cut` layers in evaluation mode, without a graph, and give what the others need of them."""
+    def prefix(self, cut: int, tensors: Tensors, inputs: Arrays, base: Arrays | None = None) -> Arrays:
+        """Run the first `cut` layers in evaluation mode, without a graph, and give what the others need of them.
+
+        With `base`, what was kept of these samples before the first layer, the base does not run again.
+        """
         with torch.no_grad():
             if self.composable:
                 return self.run(0, cut, tensors, inputs)
             found = self._checked(cut)
             with self._evaluating():
                 self._bind(tensors)
-                return capture(self.module, found, _count(inputs), lambda: self._call(inputs))
+                samples = _count(inputs)
+
+                def run() -> dict[str, Tensor]:
+                    return capture(self.module, found, samples, lambda: self._call(inputs))
+
+                if base is None:
+                    return run()
+                kept: dict[str, Tensor] = replay(
+                    self.module, self._checked(0), base, samples, self.device, run
+                )
+                return kept
 
     def entry(self, kept: Arrays, inputs: Arrays) -> Arrays:
         """What `suffix` takes: what was kept of samples and, unless the model is a chain, the samples themselves."""
@@ -201,6 +221,15 @@ class LayeredModel:
         """Inputs in the type of the weight that meets them first, as it is bound now."""
         return inputs if name is None else _as(inputs, self._bound.get(name, self._own[name]).dtype)
 
+    def _leave_out(self, layers: Collection[int]) -> None:
+        for place in self._left_out - set(layers):
+            del self.module.get_submodule(self.layout.stages[place].name).__dict__["forward"]
+        for place in set(layers) - self._left_out:
+            # A class may set attributes in a way of its own.
+            child = self.module.get_submodule(self.layout.stages[place].name)
+            child.__dict__["forward"] = partial(_pass_on, self.layout.returned[place])
+        self._left_out = set(layers)
+
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Put everything in evaluation mode for a while."""
@@ -232,7 +261,12 @@ class LayeredModel:
         if cut is None:
             return None
         everything = Cut(cut.calls, frozenset(range(len(cut.calls))))
-        return next((one for one in (cut, everything) if self._agrees(cuts, layer, one)), None)
+        missing = self._left_out
+        self._leave_out(())
+        try:
+            return next((one for one in (cut, everything) if self._agrees(cuts, layer, one)), None)
+        finally:
+            self._leave_out(missing)
 
     def _agrees(self, cuts: Cuts, layer: int, cut: Cut) -> bool:
         cuts.found[layer] = cut
@@ -274,6 +308,12 @@ class LayeredModel:
     def _put(self, name: str, tensor: Tensor) -> None:
         for holder, attribute in self._slots[name]:
             holder[attribute] = tensor
+
+
+def _pass_on(returned: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Answer for a layer that is left out: what it was given, in the form in which it returns its own."""
+    given = next(tensors_in((args, kwargs)))
+    return map_tensors(returned, lambda _: given)
 
 
 def _slots(module: nn.Module, names: Sequence[str]) -> list[tuple[dict[str, Any], str]]:
@@ -406,7 +446,8 @@ def _is_plain_chain(module: nn.Module, *, traceable: bool) -> bool:
     frozen = not any(parameter.requires_grad for parameter in first.parameters())
     if not traceable:
         return True
-    return not (frozen or any(may_hold_blocks(child) or computes_weights(child) for child in children))
+    special = any(may_hold_blocks(child) or computes_weights(child) for child in children)
+    return not (frozen or special or any(isinstance(child, LoraLinear | LoraConv2d) for child in children))
 
 
 def _check(module: nn.Module, stages: Sequence[Stage]) -> None:

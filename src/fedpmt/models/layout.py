@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import torch
 from torch import nn
 
 from fedpmt.models.finding import Stage, is_inside
 from fedpmt.models.structure import Axes, Layer, Structure
+from fedpmt.models.trees import map_tensors, tensors_in
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class Layout:
     base: tuple[str, ...]  # submodules that run before the first layer and hold nothing to be trained
     aliases: Mapping[str, tuple[str, ...]]  # parameter or buffer -> all names of that tensor
     owners: Mapping[str, int]  # parameter or buffer -> its layer; -1: the base
+    returned: Mapping[int, Any]  # optional layer -> the shape of what its module returns: its tensor is empty
 
 
 def arrange(
@@ -49,11 +52,19 @@ def arrange(
     owners = _Owners(module, list(stages), trace, aliases, tied)
     stages, base = owners.merge()
     parameters = dict(module.named_parameters())
+    trained = {
+        place: [n for n in parameters if owners.all[n] == place and parameters[n].requires_grad]
+        for place in range(len(stages))
+    }
+    averaged = {place: [n for n in owners.buffers if owners.all[n] == place] for place in range(len(stages))}
+    held = {place: [*trained[place], *averaged[place]] for place in trained}
+    returned = {} if trace is None else _find_optional(stages, trace, held)
     layers = tuple(
         Layer(
             stage.name,
-            tuple(n for n in parameters if owners.all[n] == place and parameters[n].requires_grad),
-            tuple(n for n in owners.buffers if owners.all[n] == place),
+            tuple(trained[place]),
+            tuple(averaged[place]),
+            place in returned,
         )
         for place, stage in enumerate(stages)
     )
@@ -63,16 +74,30 @@ def arrange(
     fixed = tuple(dict.fromkeys(names[n] for n in state if n in names and names[n] not in covered))
     tensors = {**parameters, **dict(module.named_buffers())}
     own = {name: tensors[name] for name in (*covered, *fixed)}
-    held = [tensors[name] for name in fixed if not is_counter(tensors[name])]
+    based = [tensors[name] for name in fixed if not is_counter(tensors[name])]
     structure = Structure(
         layers,
         {name: tuple(tensor.shape) for name, tensor in own.items()},
         axes,
         fixed,
-        sum(tensor.numel() * tensor.element_size() for tensor in held),
+        sum(tensor.numel() * tensor.element_size() for tensor in based),
         {name: tensor.element_size() for name, tensor in own.items()},
     )
-    return Layout(structure, tuple(stages), tuple(base), aliases, owners.all)
+    return Layout(structure, tuple(stages), tuple(base), aliases, owners.all, returned)
+
+
+def _find_optional(
+    stages: Sequence[Stage], trace: Trace, held: Mapping[int, Sequence[str]]
+) -> dict[int, Any]:
+    """Find the layers whose one module runs once, and returns one tensor of the shape of the first it is given."""
+    found = {}
+    for place, stage in enumerate(stages):
+        alone = all(is_inside(name, [stage.name]) for name in held[place])
+        runs = [call for call in trace.calls if call.path == stage.name] if alone else []
+        values = list(tensors_in(runs[0].value)) if len(runs) == 1 else []
+        if len(values) == 1 and values[0].is_floating_point() and tuple(values[0].shape) == runs[0].takes:
+            found[place] = map_tensors(runs[0].value, lambda _: torch.empty(0))
+    return found
 
 
 def is_counter(tensor: Tensor) -> bool:

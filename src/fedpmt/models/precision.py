@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedpmt.models.layered import KEPT
+from fedpmt.models.layered import INPUTS, KEPT
 from fedpmt.models.trees import map_tensors, tensors_in
 
 if TYPE_CHECKING:
@@ -53,18 +53,41 @@ class Prefix:
     cut: int
     tensors: Tensors
     precision: FrozenPrecision = "fp32"
+    base: Prefix | None = None  # what runs before the first layer, where its outputs are kept
 
     @classmethod
-    def of(cls, model: LayeredModel, cut: int, received: Tensors, precision: FrozenPrecision) -> Prefix:
+    def of(
+        cls,
+        model: LayeredModel,
+        cut: int,
+        received: Tensors,
+        precision: FrozenPrecision,
+        base: Prefix | None = None,
+    ) -> Prefix:
         """The first `cut` layers with the weights that a device received."""
         rounded = rounded_weights(model, cut, received) if precision == "int8" else {}
-        return cls(model, cut, {**received, **rounded}, precision)
+        return cls(model, cut, {**received, **rounded}, precision, base)
 
     def run(self, inputs: Arrays) -> Arrays:
-        """What the other layers need of these, as it is kept: one row per sample."""
+        """What the other layers need of these, as it is kept: one row per sample.
+
+        Inputs are samples, or what was kept of the base's outputs together with them.
+        """
+        before = None if self.base is None else self.base.restore(inputs)[KEPT]
         with computing(self.precision, inputs):
-            kept = self.model.prefix(self.cut, self.tensors, inputs)
+            kept = self.model.prefix(self.cut, self.tensors, self._samples(inputs), before)
         return kept if self.precision == "fp32" else map_tensors(kept, self._lowered)
+
+    def entry(self, kept: Arrays, inputs: Arrays) -> Arrays:
+        """What was kept of these inputs, in the form in which it enters the layers from the cut on."""
+        return self.model.entry(kept, self._samples(inputs))
+
+    def enter(self, inputs: Arrays) -> Arrays:
+        """What the layers from the cut on take, made of these inputs now."""
+        return self.restore(self.entry(self.run(inputs), inputs))
+
+    def _samples(self, inputs: Arrays) -> Arrays:
+        return inputs if self.base is None else inputs[INPUTS]
 
     def restore(self, entry: Arrays) -> Arrays:
         """Turn what was kept of samples back into what the layers from the cut on take; 16 bits they take as is."""

@@ -35,6 +35,7 @@ class Layer:
     name: str
     parameters: tuple[str, ...]
     buffers: tuple[str, ...] = ()  # float buffers only: counters neither travel nor are averaged
+    optional: bool = False  # whether it gives what it takes another value of: without it the model still runs
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:

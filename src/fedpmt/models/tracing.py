@@ -35,6 +35,7 @@ class Call:
     inputs: tuple[int, ...] = ()  # storages of the tensors it was given
     outputs: tuple[int, ...] = ()  # storages of the tensors it returned
     value: Any = None  # what it returned
+    takes: tuple[int, ...] | None = None  # the shape of the first tensor it was given, if of real numbers
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,9 @@ def trace(module: nn.Module, inputs: Arrays, run: Callable[[nn.Module, Arrays], 
     def enter(path: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
             found.time += 1
-            call = Call(path, found.time, inputs=_storages((args, kwargs)))
+            given = next(tensors_in((args, kwargs)), None)
+            takes = tuple(given.shape) if given is not None and given.is_floating_point() else None
+            call = Call(path, found.time, inputs=_storages((args, kwargs)), takes=takes)
             found.calls.append(call)
             open_calls.append(call)
 

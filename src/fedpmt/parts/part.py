@@ -97,6 +97,15 @@ def frozen_prefix(structure: Structure, part: Part) -> int:
     return trained.index(1) if 1 in trained else len(trained)
 
 
+def left_out(structure: Structure, part: Part) -> tuple[int, ...]:
+    """The optional layers of which nothing is sent: the device runs the model without them."""
+    return tuple(
+        place
+        for place, layer in enumerate(structure.layers)
+        if layer.optional and not any(name in part.sent or name in part.kept for name in layer.tensors)
+    )
+
+
 def size(selection: Selection, shape: tuple[int, ...]) -> int:
     """How many entries of a tensor of this shape are selected.
 

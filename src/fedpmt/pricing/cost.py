@@ -20,7 +20,7 @@ class Memory:
     gradients: int
     activations: int  # what the backward pass of one batch begins with: the batch, and what autograd keeps
     optimizer: int  # momentum, and what else a method holds all along
-    prefix_cache: int = 0  # outputs of the frozen layers for all of the device's samples
+    prefix_cache: int = 0  # outputs of the frozen layers, and of a base, for all of the device's samples
     prefix_pass: int = 0  # the most held while they are computed
     step: int = 0  # the most held at once in one step: activations, gradients and temporary buffers
 
@@ -55,6 +55,7 @@ class Cost:
         0.0  # operations per batch on average over a local round: a cached prefix runs once in it
     )
     once: float = 0.0  # beside the steps, per batch of the device's data and round: a pass of its own
+    base: float = 0.0  # of the prefix, what runs once in a whole run, as its outputs are kept over rounds
 
     @property
     def operations(self) -> float:
@@ -83,12 +84,14 @@ class Cost:
     ) -> float:
         """The work of one local round; a cached prefix runs once per round instead of once per epoch.
 
+        A base whose outputs are kept has run before, once.
         Operations of the `frozen` prefix, and those of the forward and backward pass of the other layers, may
         count for less: where they are computed in fewer bits.
         """
         prefix_epochs = min(epochs, 1) if cached else epochs
         saved = (1 - trained) * (self.forward + self.error + self.gradient)
-        steps = epochs * (self.operations - self.prefix - saved) + prefix_epochs * self.prefix * frozen
+        prefix = (self.prefix - self.base) * frozen
+        steps = epochs * (self.operations - self.prefix - saved) + prefix_epochs * prefix
         return samples / batch * (steps + self.once)
 
     def plus(self, *, step: float = 0.0, once: float = 0.0, memory_bytes: int = 0) -> Cost:

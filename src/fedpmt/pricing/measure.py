@@ -17,7 +17,7 @@ from torch import Tensor
 from fedpmt.models.precision import Prefix, computing
 from fedpmt.models.tracing import NoFastPath
 from fedpmt.models.trees import map_tensors, tensors_in
-from fedpmt.parts.part import WHOLE, frozen_prefix, mask, place, take
+from fedpmt.parts.part import WHOLE, frozen_prefix, left_out, mask, place, take
 from fedpmt.pricing.count import Footprint, OperationCounter, Timeline, storage_of
 from fedpmt.types import SettingError
 
@@ -45,6 +45,8 @@ class Measurement:
     kept: int  # the operation of the step after which the backward pass begins
     prefix: Timeline | None  # of the frozen layers run for the cache; None where nothing is cached
     hidden_bytes: float = 0.0  # of one sample in the cache
+    base: Timeline | None = None  # the same of a base before these layers, whose outputs are kept over rounds
+    base_bytes: float = 0.0
 
     def activations(self, samples: int) -> int:
         """Bytes held when the backward pass of a batch begins, the batch included."""
@@ -77,6 +79,7 @@ def measure(
     inputs: Arrays,
     *,
     cached: bool,
+    keeps_base: bool = False,
     precision: TrainedPrecision = "fp32",
     frozen_precision: FrozenPrecision = "fp32",
 ) -> Measurement:
@@ -86,7 +89,7 @@ def measure(
     local = {name: _local(tensors[name], part, name).clone() for name in structure.tensors}
     for name in trains:
         local[name].requires_grad_()
-    model.set_training([bool(on) for on in mask(structure, part)])
+    model.set_training([bool(on) for on in mask(structure, part)], left_out=left_out(structure, part))
     cut = frozen_prefix(structure, part)
     halves = cut if model.can_cut(cut) else None
     # Dropout draws from torch's global generator: it is put back, so that pricing never changes a run.
@@ -94,17 +97,25 @@ def measure(
         # Operations are the same in any precision, and only weights as they are tell whose they are.
         plain = None if halves is None else Prefix(model, halves, local)
         counts = _count(model, local, trains, inputs, plain)
-        prefix = None if halves is None else Prefix.of(model, halves, local, frozen_precision)
+        # A kept base is all of the prefix, or runs before it.
+        base = Prefix.of(model, 0, {}, frozen_precision) if keeps_base and halves else None
+        cached = cached or (keeps_base and halves == 0)
+        prefix = None if halves is None else Prefix.of(model, halves, local, frozen_precision, base)
         few, many = (
             _hold(model, local, trains, gathered, prefix, cached=cached, precision=precision)
             for gathered in (inputs, _twice(inputs))
         )
     numbers = (SAMPLES, 2 * SAMPLES)
-    keeping = None
-    if few.prefix is not None and many.prefix is not None:
-        keeping = Timeline.through(few.prefix, many.prefix, numbers)
+
+    def lines(less: list[int] | None, more: list[int] | None) -> Timeline | None:
+        return None if less is None or more is None else Timeline.through(less, more, numbers)
+
     step = Timeline.through(few.step, many.step, numbers)
-    return Measurement(*counts, step, min(few.kept, len(step.each) - 1), keeping, few.hidden_bytes / SAMPLES)
+    kept = min(few.kept, len(step.each) - 1)
+    hidden, below = few.hidden_bytes / SAMPLES, few.base_bytes / SAMPLES
+    return Measurement(
+        *counts, step, kept, lines(few.prefix, many.prefix), hidden, lines(few.base, many.base), below
+    )
 
 
 def _count(
@@ -143,6 +154,8 @@ class _Held:
     kept: int
     prefix: list[int] | None = None
     hidden_bytes: int = 0
+    base: list[int] | None = None
+    base_bytes: int = 0
 
 
 def _hold(
@@ -159,25 +172,21 @@ def _hold(
 
     The data itself does not count: a device has it anyway. Nor do rounded weights, which replace those received.
     """
-    rounded = prefix.tensors.values() if prefix else ()
+    base = prefix.base if prefix else None
+    rounded = [*(prefix.tensors.values() if prefix else ()), *(base.tensors.values() if base else ())]
     known = [*local.values(), *model.base().values(), *tensors_in(data), *rounded]
-    before, hidden_bytes = None, 0
+    first = second = None
+    first_bytes = second_bytes = 0
+    if base is not None:
+        first, first_bytes, data = _keep(base, data, known)
     if cached and prefix is not None:
-        with Footprint(known) as running:
-            kept = prefix.run(data)
-        before, hidden_bytes = (
-            running.history,
-            sum(one.untyped_storage().nbytes() for one in tensors_in(kept)),
-        )
-        data = model.entry(kept, data)
-        known += tensors_in(kept)
-        del kept
+        second, second_bytes, data = _keep(prefix, data, known)
     with Footprint(known) as step:
         batch = map_tensors(data, torch.clone)  # as drawing a batch makes one
         with computing(precision, batch):
             outputs = (
                 _outputs(model, local, batch, prefix)
-                if before is None or prefix is None
+                if second is None or prefix is None
                 else model.suffix(prefix.cut, local, prefix.restore(batch))
             )
             answers = [one for one in tensors_in(outputs) if one.requires_grad]
@@ -190,14 +199,23 @@ def _hold(
             kept_at = len(step.history) - 1
             gradients = torch.autograd.grad(loss, [local[name] for name in trains], allow_unused=True)
             del gradients
-    return _Held(step.history if trains else [], kept_at, before, hidden_bytes)
+    held = step.history if trains else []
+    return _Held(held, kept_at, second, second_bytes, first, first_bytes)
+
+
+def _keep(prefix: Prefix, data: Arrays, known: list[Tensor]) -> tuple[list[int], int, Arrays]:
+    """Run frozen layers: the bytes held meanwhile and afterwards, and what enters the others; that is known then."""
+    with Footprint(known) as running:
+        kept = prefix.run(data)
+    known += tensors_in(kept)
+    size = sum(one.untyped_storage().nbytes() for one in tensors_in(kept))
+    return running.history, size, prefix.entry(kept, data)
 
 
 def _outputs(model: LayeredModel, local: Tensors, inputs: Arrays, prefix: Prefix | None) -> Any:
     if prefix is None:
         return model.forward(local, inputs)
-    entry = prefix.restore(model.entry(prefix.run(inputs), inputs))
-    return model.suffix(prefix.cut, local, entry)
+    return model.suffix(prefix.cut, local, prefix.enter(inputs))
 
 
 def _total(numbers: list[Tensor]) -> Tensor:

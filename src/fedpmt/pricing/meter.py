@@ -40,6 +40,10 @@ class Times:
             / device.speed
         )
 
+    def preparing(self, device: Device, samples: int) -> float:
+        """Seconds before a device's first round, in which a base runs whose outputs are kept."""
+        return self.full_seconds * self.price.base_load(samples) / device.speed
+
     @staticmethod
     def transfer(device: Device, bytes_down: float, bytes_up: float) -> float:
         """Seconds on the link, down and up; none where the fleet has no links."""

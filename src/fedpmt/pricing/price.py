@@ -16,10 +16,11 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from fedpmt.models.finding import is_inside
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.models.nets import KERNEL, POOL
 from fedpmt.parts import depth
-from fedpmt.parts.part import WHOLE, Whole, frozen_prefix, local_shape, mask, size
+from fedpmt.parts.part import WHOLE, Whole, frozen_prefix, left_out, local_shape, mask, size
 from fedpmt.pricing import paper
 from fedpmt.pricing.cost import Cost, LayerCost, Memory
 from fedpmt.pricing.measure import BASE, measure, two_samples
@@ -32,11 +33,17 @@ if TYPE_CHECKING:
     from fedpmt.models.nets import Net
     from fedpmt.models.structure import FrozenPrecision, Layer, TrainedPrecision
     from fedpmt.parts.part import Part
+    from fedpmt.pricing.count import Timeline
     from fedpmt.pricing.measure import Measurement
     from fedpmt.types import Arrays
 
 Mode: TypeAlias = Literal["exact", "paper"]
 MODES = ("exact", "paper")
+Keeping: TypeAlias = Literal["auto", "cache", "recompute"]
+
+WORTHWHILE = 0.1
+"""Of the operations of a full step: with less to save, a base's outputs are not worth the memory (an embedding's)."""
+
 Key: TypeAlias = tuple[tuple[object, ...], tuple[object, ...]]
 
 
@@ -44,7 +51,8 @@ class Price:
     """Prices parts of one model for batches of `batch` samples; parts of equal sizes are measured once.
 
     `samples` is the usual |D_k|, the unit of `load`. `cached` says that training keeps the outputs of
-    frozen layers for a whole round; a model that cannot be run in halves never does. `others` are nets that some
+    frozen layers for a whole round; a model that cannot be run in halves never does. `keep_base` says the same of the
+    outputs of a frozen base and the whole run, and `room` how much memory there is. `others` are nets that some
     devices have instead, by the name that parts call them; shares are of this one. `precision_seconds` weighs
     operations of a lower precision where they become seconds, and only there.
     """
@@ -57,6 +65,8 @@ class Price:
         batch: int,
         samples: int,
         cached: bool,
+        keep_base: Keeping = "recompute",
+        room: float = math.inf,
         held: int = 0,
         example: Arrays,
         net: Net | None = None,
@@ -75,13 +85,14 @@ class Price:
         self.batch, self.samples = batch, samples  # n^x, |D_k|
         self.cached = cached
         self.held, self.epochs = held, epochs  # numbers that the optimizer holds of each parameter; E
+        self._keep_base, self._room = keep_base, room
         self._precision, self._frozen_precision = precision, frozen_precision
         self._seconds = precision_seconds or {}  # of an operation, relative to fp32's
         self._model = model.clone()
         self._tensors = self._model.initial()
         self._inputs = two_samples(example)
         self._costs: dict[tuple[Key, int], Cost] = {}
-        self._measured: dict[Key, Measurement] = {}
+        self._measured: dict[tuple[Key, bool], Measurement] = {}
         self._others: dict[str, Price] = {}
         for name, other in (others or {}).items():
             if mode == "paper":
@@ -115,11 +126,11 @@ class Price:
         Of its memory, what the device keeps of its `samples` is a part: by default, of as many as are usual.
         """
         # Only what is kept depends on them.
-        samples = self.samples if samples is None or not self.cached else samples
+        samples = samples if samples is not None and (self.cached or self.keeps_base) else self.samples
         if part.model in self._others:
             cost = self._others[part.model](part, samples)
             return replace(cost, share=self._share(cost))
-        part = part.resident()
+        part = self._typical(part.resident())
         key = self._key(part), samples
         if key not in self._costs:
             cost = self._price(part, samples)
@@ -168,7 +179,34 @@ class Price:
         """The operations of a batch before the first layer: those of a frozen base."""
         if not self.structure.base_bytes:
             return 0.0
-        return self.batch * self._measure(depth.suffix(self.structure, 0, "")).forward[BASE]
+        return self.batch * self._measure(depth.full(self.structure), keeps_base=False).forward[BASE]
+
+    @cached_property
+    def keeps_base(self) -> bool:
+        """Whether devices keep over rounds what a frozen base makes of their samples.
+
+        `auto` does where it saves at least a tenth of a full step, and the smallest part leaves room for it.
+        """
+        if self._keep_base == "recompute" or not self.structure.base_bytes or not self._model.can_cut(0):
+            return False
+        if self._keep_base == "cache":
+            return True
+        whole = self._measure(depth.full(self.structure), keeps_base=False)
+        step = sum(whole.forward.values()) + whole.backward
+        if self.base_forward < WORTHWHILE * step * self.batch:
+            return False
+        smallest = depth.suffix(self.structure, len(self.structure.layers) - 1, "")
+        measured = self._measure(smallest, keeps_base=True)
+        return self._memory(smallest, measured, self.samples).total <= self._room
+
+    def base_operations(self, samples: int) -> float:
+        """Return the operations that a device takes once, before its first round: the base, where it is kept."""
+        return self.base_forward * samples / self.batch if self.keeps_base else 0.0
+
+    def base_load(self, samples: int) -> float:
+        """Return the same in the unit of `load`."""
+        work = self.base_operations(samples) * self._seconds.get(self._frozen_precision, 1.0)
+        return work / (self._full_operations * self.samples / self.batch)
 
     def _suffixes(self) -> list[Measurement]:
         """What training takes from each layer on, first layer first."""
@@ -232,8 +270,9 @@ class Price:
             error = self.batch * (measured.backward - measured.gradient)
             gradient = self.batch * measured.gradient
             update = float(self._count(part, self._trained(part)))
+        base = self.base_forward if self.keeps_base and self._model.can_cut(cut) else 0.0
         memory = self._memory(part, measured, samples)
-        return Cost(prefix, forward, error, gradient, update, share=1.0, memory=memory)
+        return Cost(prefix, forward, error, gradient, update, share=1.0, memory=memory, base=base)
 
     def _sustained(self, cost: Cost) -> float:
         if self.mode == "paper":
@@ -254,15 +293,17 @@ class Price:
         gradients = self._bytes(part, self._trained(part))
         # Buffers are copied whether they are trained or not: the forward pass may write to them.
         copies = gradients + self._bytes(part, [name for name in self.structure.buffers if name in part.sent])
-        weights = self.structure.base_bytes + self._bytes(part, part.sent) + copies
+        missing = sum(self._frozen_bytes[place] for place in left_out(self.structure, part))
+        weights = self.structure.base_bytes - missing + self._bytes(part, part.sent) + copies
         cache = prefix_pass = 0
-        if measured.prefix is not None:
-            cache = math.ceil(samples * measured.hidden_bytes)
-            # The first chunk's output is the cache, or says how large it is to be; the others are run while it is held.
-            first, others = min(PREFIX_BATCH, samples), min(PREFIX_BATCH, samples - PREFIX_BATCH)
-            prefix_pass = measured.prefix.peak(first)
-            if others > 0:
-                prefix_pass = max(prefix_pass, cache + measured.prefix.peak(others))
+        for running, each in (
+            (measured.base, measured.base_bytes),
+            (measured.prefix, measured.hidden_bytes),
+        ):
+            if running is not None:
+                kept, peak = _keep(running, each, samples)
+                prefix_pass = max(prefix_pass, cache + peak)
+                cache += kept
         return Memory(
             weights,
             gradients,
@@ -272,6 +313,51 @@ class Price:
             prefix_pass,
             measured.step.peak(self.batch),
         )
+
+    @cached_property
+    def _frozen_bytes(self) -> list[int]:
+        """Bytes of the frozen tensors in each layer's own module, which nobody needs who runs without it."""
+        base, stages = self._model.base(), self._model.layout.stages
+        return [
+            sum(
+                one.numel() * one.element_size()
+                for name, one in base.items()
+                if is_inside(name, [stage.name])
+            )
+            for stage in stages
+        ]
+
+    def _typical(self, part: Part) -> Part:
+        """The same number of layers of each kind, those that come first: which ones are left out has no price."""
+        missing = set(left_out(self.structure, part))
+        selections = [*part.sent.values(), *part.trained.values()]
+        if not missing or part.sent.keys() != part.trained.keys() or any(one != WHOLE for one in selections):
+            return part
+        kinds: dict[object, list[int]] = {}
+        for place in range(len(self.structure.layers)):
+            kinds.setdefault(self._layer_kinds[place], []).append(place)
+        kept = [
+            place
+            for places in kinds.values()
+            for place in places[: sum(one not in missing for one in places)]
+        ]
+        layers = [self.structure.layers[place] for place in sorted(kept)]
+        whole = dict.fromkeys((name for layer in layers for name in layer.tensors), WHOLE)
+        return replace(part, sent=whole, trained=whole)
+
+    @cached_property
+    def _layer_kinds(self) -> list[object]:
+        """What two layers must have in common to cost the same: whether one may be left out, operations, shapes."""
+        forward = self._measure(depth.full(self.structure)).forward
+        return [
+            (
+                layer.optional,
+                forward[layer.name],
+                self._frozen_bytes[place],
+                tuple(self.structure.shapes[name] for name in layer.tensors),
+            )
+            for place, layer in enumerate(self.structure.layers)
+        ]
 
     def _bytes(self, part: Part, names: Iterable[str]) -> int:
         return sum(self.structure.bytes_each(name) * math.prod(self._shape(part, name)) for name in names)
@@ -291,8 +377,9 @@ class Price:
             departures=paper.PRINTED[net.name],
         )
 
-    def _measure(self, part: Part) -> Measurement:
-        key = self._key(part)
+    def _measure(self, part: Part, *, keeps_base: bool | None = None) -> Measurement:
+        keeps = self.keeps_base if keeps_base is None else keeps_base
+        key = self._key(part), keeps
         if key not in self._measured:
             self._measured[key] = measure(
                 self._model,
@@ -300,6 +387,7 @@ class Price:
                 part,
                 self._inputs,
                 cached=self.cached,
+                keeps_base=keeps,
                 precision=self._precision,
                 frozen_precision=self._frozen_precision,
             )
@@ -325,6 +413,15 @@ class Price:
             for name, selection in part.trained.items()
         )
         return sent, trained
+
+
+def _keep(running: Timeline, each: float, samples: int) -> tuple[int, int]:
+    """Bytes of what frozen layers make of all samples, and the most held while they run."""
+    kept = math.ceil(samples * each)
+    # The first chunk's output is what is kept, or says how large it is to be; the others are run while it is held.
+    first, others = min(PREFIX_BATCH, samples), min(PREFIX_BATCH, samples - PREFIX_BATCH)
+    peak = running.peak(first)
+    return kept, max(peak, kept + running.peak(others)) if others > 0 else peak
 
 
 def _is_net(model: LayeredModel, net: Net) -> bool:

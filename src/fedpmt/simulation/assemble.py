@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from fedpmt import kernels
 from fedpmt.devices.fleet import Fleet, make_fleet
 from fedpmt.devices.traces import make_traces
+from fedpmt.models.adapters import find_adapters
 from fedpmt.models.chain import calls_modules_only
 from fedpmt.parts.depth import suffixes
 from fedpmt.pricing.meter import Times
@@ -39,14 +41,16 @@ if TYPE_CHECKING:
     from fedpmt.settings import Settings
 
 
-def make_price(settings: Settings, problem: Problem) -> Price:
-    """What parts of this model cost under these settings."""
+def make_price(settings: Settings, problem: Problem, room: float = math.inf) -> Price:
+    """What parts of this model cost under these settings; `room` is the memory that every device has."""
     return Price(
         problem.model,
         mode=settings.mode,
         batch=settings.batch,
         samples=settings.samples,
         cached=settings.keeps_prefix,
+        keep_base=settings.prefix,
+        room=room,
         held=(problem.optimizer or make_optimizer(settings)).held,
         example=problem.example(),
         net=problem.net,
@@ -63,7 +67,7 @@ def plan(
 ) -> Planner:
     """Who trains what; with a method, prices know what its local work adds to a part."""
     structure = problem.model.structure
-    price = make_price(settings, problem)
+    price = make_price(settings, problem, math.inf if fleet.memories is None else float(fleet.memories.min()))
     structures = {name: model.structure for name, model in problem.models.items()}
     extra = None if method is None else extra_of(method, price, structures)
     masks = suffixes(structure, settings.depths or problem.depths)
@@ -130,9 +134,13 @@ def assemble(
 
 
 def check_fit(settings: Settings, problem: Problem, method: Method[Any, Any]) -> None:
-    """Refuse targets that a method cannot do with."""
+    """Refuse targets and models that a method cannot do with."""
     if method.traits.needs_classes and problem.data.classes is None:
         raise SettingError(f"method = '{settings.method}' needs targets that are classes 0, 1, ...")
+    if method.traits.needs_adapters and not find_adapters(problem.model.structure):
+        raise SettingError(
+            f"method = '{settings.method}' needs a model with LoRA adapters (see fedpmt.lora), and this one has none"
+        )
 
 
 def check_precision(problem: Problem, device: torch.device) -> None:

@@ -24,13 +24,13 @@ def record_round(
     devices, operations, wasted = [], 0.0, 0.0
     for one, outcome in zip(assignments, verdict.outcomes, strict=True):
         if outcome == "arrived":
-            operations += one.usage.operations
+            operations += one.usage.operations + one.base_operations
             if one.part.model == GLOBAL:
                 for layer, trained in zip(coverage, mask(structure, one.part), strict=True):
                     coverage[layer] += trained
         elif one.seconds:
             spent = max(0.0, verdict.round_seconds - one.base_seconds)
-            wasted += one.usage.operations * min(1.0, spent / one.seconds)
+            wasted += one.base_operations + one.usage.operations * min(1.0, spent / one.seconds)
         devices.append(record_device(federation, one, outcome))
     return RoundRecord(
         round=progress.rounds,
@@ -63,11 +63,11 @@ def record_device(federation: Federation, one: Assignment, outcome: Outcome) -> 
         part=one.part.label,
         samples=one.samples,
         seconds=one.seconds + one.base_seconds,
-        transfer_seconds=one.transfer + one.base_seconds,
+        transfer_seconds=one.transfer + one.base_transfer,
         outcome=outcome,
         bytes_up=one.bytes_up if outcome == "arrived" else 0,
         bytes_down=one.bytes_down + one.base_bytes,
-        operations=one.usage.operations,
+        operations=one.usage.operations + one.base_operations,
         memory_bytes=int(one.usage.memory),
         reason=one.reason,
         **spent,
@@ -76,7 +76,7 @@ def record_device(federation: Federation, one: Assignment, outcome: Outcome) -> 
 
 def add_holders(progress: Progress, assignments: Sequence[Assignment]) -> dict[int, int] | None:
     """Who has the base after this round: everybody it was ever sent to."""
-    sent = {one.device.id: progress.rounds for one in assignments if one.base_bytes}
+    sent = {one.device.id: progress.rounds for one in assignments if one.base_bytes or one.base_operations}
     return {**(progress.holders or {}), **sent} if sent else progress.holders
 
 

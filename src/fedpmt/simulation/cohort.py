@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from fedpmt.devices.fleet import drifted
+from fedpmt.parts.part import GLOBAL
 from fedpmt.resources import ROUNDING, Resources
 from fedpmt.settings import parse_drift
 from fedpmt.training.messages import Client, Task
@@ -114,7 +115,9 @@ class Assignment:
     able: bool = True  # whether the part fits into the device's memory
     reach: float = math.inf  # seconds from the round's start for which it can be reached
     base_bytes: int = 0  # what it downloads before, once: the model's frozen base
-    base_seconds: float = 0.0  # how long that takes, which `seconds` don't contain
+    base_operations: float = 0.0  # what it computes before, once: the base's outputs, where these are kept
+    base_seconds: float = 0.0  # of both, which `seconds` don't contain
+    base_transfer: float = 0.0  # of these seconds, on the link
     reason: str = ""  # why its reply did not count, where somebody said
 
 
@@ -176,16 +179,32 @@ def account(
 
 
 def send_base(
-    federation: Federation, progress: Progress, assignments: Sequence[Assignment]
+    federation: Federation, progress: Progress, assignments: Sequence[Assignment], *, travels: bool = True
 ) -> list[Assignment]:
-    """Let devices that are asked for the first time download the base of their model."""
-    structures, holders = federation.planner.structures, progress.holders or {}
-    sent = []
+    """Let devices that are asked for the first time download the base of their model, and run it where that is kept.
+
+    Without `travels` they have it already, and only the operations count.
+    """
+    planner, holders = federation.planner, progress.holders or {}
+    prepared = []
     for one in assignments:
-        size = structures[one.part.model].base_bytes
-        new = one.able and one.device.id not in holders
-        sent.append(replace(one, base_bytes=size, base_seconds=size / one.device.downlink) if new else one)
-    return sent
+        if not one.able or one.device.id in holders:
+            prepared.append(one)
+            continue
+        size = planner.structures[one.part.model].base_bytes if travels else 0
+        work = planner.price.base_operations(one.samples) if one.part.model == GLOBAL else 0.0
+        transfer = size / one.device.downlink
+        running = planner.times.preparing(one.device, one.samples) if work and travels else 0.0
+        prepared.append(
+            replace(
+                one,
+                base_bytes=size,
+                base_operations=work,
+                base_seconds=transfer + running,
+                base_transfer=transfer,
+            )
+        )
+    return prepared
 
 
 def steps_asked(federation: Federation, task: Task, samples: int) -> int:
@@ -217,8 +236,8 @@ def settle(
     and the round ends there, or sooner when all have arrived. Of an over-selected cohort the first
     `wanted` replies count. A device that fails is waited for as if it would still come.
 
-    `base` are the seconds in which each device downloads the base before it begins. A deadline counts from then on:
-    else a slow link would keep a device out for good.
+    `base` are the seconds in which each device downloads the base before it begins, and runs it if it keeps what comes
+    out. A deadline counts from then on: else a slow link would keep a device out for good.
 
     >>> settle([23.0, 26.4, 10.0], [False] * 3, deadline=26.5, wanted=3)
     Verdict(outcomes=('arrived', 'arrived', 'arrived'), round_seconds=26.4)

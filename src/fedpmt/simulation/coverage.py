@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedpmt.parts.part import GLOBAL, frozen_prefix, mask
+from fedpmt.parts.part import GLOBAL, frozen_prefix, left_out, mask
 from fedpmt.pricing.plan import MOST_KINDS
 from fedpmt.resources import ROUNDING
 from fedpmt.simulation.cohort import assign
@@ -88,8 +88,11 @@ def untrained_layers(federation: Federation, progress: Progress) -> tuple[str, .
         if one.part.model != GLOBAL:
             return ()
         if one.able and one.seconds <= latest:
-            trained = mask(structure, one.part.resident())
+            part = one.part.resident()
+            trained = mask(structure, part)
             missing -= {layer.name for layer, on in zip(structure.layers, trained, strict=True) if on}
+            # What is left out is left out by chance, and comes another time.
+            missing -= {structure.layers[place].name for place in left_out(structure, part)}
         if not missing:
             return ()
     return tuple(layer.name for layer in structure.layers if layer.name in missing)

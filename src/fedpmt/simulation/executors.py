@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from fedpmt.simulation.workers import Workers
+from fedpmt.training.kept import KeptOutputs
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Rng, Site
 from fedpmt.training.loop import compiled_round, conclude, local_round, why_not_compiled
 
@@ -99,6 +100,7 @@ class Plain:
     data: PlacedData | None = None  # only training needs it
     paths: PathsTaken = field(default_factory=PathsTaken)
     seeding: threading.Lock = _GLOBAL_GENERATOR  # held while that generator is a unit's own
+    kept: KeptOutputs = field(default_factory=KeptOutputs)  # all threads share them
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
         for unit in units:
@@ -129,7 +131,7 @@ class Plain:
     def site(self) -> Site:
         """What a device has at hand here."""
         public = None if self.data is None else self.data.public
-        return Site(self.models, self.objective, self.settings, public, self.fast)
+        return Site(self.models, self.objective, self.settings, public, self.fast, self.kept)
 
     def job(self, unit: Unit) -> Job[Any]:
         """A unit with all that it takes to compute it."""
@@ -205,8 +207,8 @@ class Parallel:
             if known == work and not workers.closed:
                 return workers
             workers.close()
-        # A lock of its own: the other may be held by a thread that does not exist in a fork.
-        one = replace(self._one, paths=PathsTaken(), seeding=threading.Lock())
+        # Locks of its own: the others may be held by a thread that does not exist in a fork.
+        one = replace(self._one, paths=PathsTaken(), seeding=threading.Lock(), kept=KeptOutputs())
         not_sent = (one.settings.optimizer, one.settings.transform)
         workers = Workers(partial(_answer, one, work), self._count, not_sent)
         self._forked = work, workers

@@ -265,7 +265,9 @@ class Federation:
     @cached_property
     def local_settings(self) -> LocalSettings:
         """How devices train, but for the learning rate."""
-        return local_settings(self.settings, 0, self.problem.optimizer, self.rate, self.problem.transform)
+        problem = self.problem
+        local = local_settings(self.settings, 0, problem.optimizer, self.rate, problem.transform)
+        return replace(local, keeps_base=self.planner.price.keeps_base)
 
     def local(self, round_index: int) -> LocalSettings:
         """How devices train in a round."""

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def predict(settings: Settings, problem: Problem, method: Method[Any, Any], folder: Path) -> dict[str, Any]:
     """A round's devices, times and prices; the whole run at that pace, if its folder has room for it.
 
-    The first round is as much longer as downloading the model's base takes, and each device does that once at most.
+    The first round is as much longer as downloading the model's base takes, and running it where its outputs are kept;
+    each device does that once at most.
     """
     with (
         tempfile.TemporaryDirectory() as nowhere,
@@ -43,6 +44,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
         first = send_base(federation, progress, assignments)
         base_seconds = federation.settle(first, round_).round_seconds - verdict.round_seconds
     base_bytes = max((one.base_bytes for one in first), default=0)
+    base_operations = sum(one.base_operations for one in first) / max(1, len(first))
     members = min(settings.devices, settings.rounds * len(assignments))
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     for one, shown in sorted(
@@ -75,7 +77,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
         "bytes_up": record.bytes_up * settings.rounds,
         "bytes_down": record.bytes_down * settings.rounds + base_bytes * members,
         "base_bytes": base_bytes,
-        "operations": record.operations * settings.rounds,
+        "operations": record.operations * settings.rounds + base_operations * members,
         **server,
         "budget_action": settings.limits and method.traits.action(settings.limits.resource),
     }

@@ -13,6 +13,7 @@ from torch import nn
 from fedpmt.devices.fleet import Device
 from fedpmt.methods.base import Prototype, Round, Server, Setup, aggregate
 from fedpmt.models.layered import LayeredModel, layered
+from fedpmt.models.lora import lora
 from fedpmt.parts.part import GLOBAL, size
 from fedpmt.pricing.cost import Cost, Memory
 from fedpmt.pricing.meter import Meter, Plan
@@ -47,6 +48,23 @@ def small_net(seed: int = 0) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(8, 3),
     )
+
+
+def adapted_net(side: int = 8, classes: int = 3, width: int = 8) -> nn.Module:
+    """Build linear layers with LoRA adapters behind a frozen one, for methods that need adapters."""
+    torch.manual_seed(0)
+    hidden = [module for _ in range(3) for module in (nn.Linear(width, width), nn.ReLU())]
+    first, last = nn.Linear(side * side, width), nn.Linear(width, classes)
+    net = nn.Sequential(nn.Flatten(), first, nn.ReLU(), *hidden, last)
+    for layer in (first, *hidden[::2]):
+        # As a pretrained base it passes on what it is given, which torch's own initial weights do not.
+        nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))  # type: ignore[arg-type]
+    return lora(net, rank=4, targets=["3", "5", "7"])
+
+
+def adapted_images() -> nn.Module:
+    """Build such a net for the embedded images; whole runs take it by its name."""
+    return adapted_net(28, 10, width=32)
 
 
 def samples(count: int, shape: tuple[int, ...] = (1, 8, 8), classes: int = 3, seed: int = 0) -> Examples:
@@ -117,10 +135,12 @@ class Bench:
 
         Args:
             method: What is driven.
-            model: The global model; a small net by default.
+            model: The global model; a small net by default, with adapters if the method needs some.
             local: Fields of `LocalSettings`; by default one epoch, batches of 4 and a learning rate of 0.1.
         """
         self.method: Any = method  # each has functions of its own to be asked
+        if model is None and method.traits.needs_adapters:
+            model = layered(adapted_net(), example=samples(2).inputs)
         self.model = model if isinstance(model, LayeredModel) else layered(model or small_net())
         others = dict(method.models(self.model, samples(2).inputs, Seeds(0)))
         self.models = {GLOBAL: self.model, **others}

@@ -234,7 +234,8 @@ def reduces_to_fedavg(subject: Subject) -> None:
         return
     if any(item.name == "server" for item in dataclasses.fields(neutral)):
         neutral = replace(neutral, server=REPLACE)  # the run's setting, apart from the method's own
-    ours, theirs = Bench(neutral), Bench(FedAvg())
+    ours = Bench(neutral)
+    theirs = Bench(FedAvg(), ours.model.clone())
     for index in range(3):
         for bench in (ours, theirs):
             replies = [bench.reply(device, index, count=6 + device) for device in range(3)]
@@ -297,6 +298,9 @@ def _averaged(value: Any) -> list[Averaged]:
 SMALL: dict[str, Any] = {"devices": 10, "samples": 20, "cohort": 5, "batch": 10, "rounds": 3, "lr": 0.1}
 """Settings of a run that takes a moment."""
 
+ADAPTED = "fedpmt.testing.bench:adapted_images"
+"""The net of methods that need adapters."""
+
 GUESS = 0.1
 """The accuracy of a guess on the embedded data, which has ten classes."""
 
@@ -358,14 +362,8 @@ def same_bits_after_resume(subject: Subject) -> None:
 def learns_with_default_settings(subject: Subject) -> None:
     """On the embedded data, with no setting but the number of rounds, it ends well above a guess."""
     with scratch() as folder:
-        run = api.run(
-            subject.method,
-            out=folder / "run",
-            progress=False,
-            rounds=subject.rounds,
-            eval_every=4,
-            **subject.settings,
-        )
+        given = _fitting(subject, {"rounds": subject.rounds, "eval_every": 4, **subject.settings})
+        run = api.run(subject.method, out=folder / "run", progress=False, **given)
     result = run.result
     expect(result is not None and result.score is not None, "the run has no result")
     if result is not None and result.score is not None:
@@ -375,7 +373,15 @@ def learns_with_default_settings(subject: Subject) -> None:
 
 
 def _run(subject: Subject, folder: Path, **settings: Any) -> RunRecord:
-    return api.run(subject.in_stages, out=folder, progress=False, **{**SMALL, **subject.settings, **settings})
+    given = _fitting(subject, {**SMALL, **subject.settings, **settings})
+    return api.run(subject.in_stages, out=folder, progress=False, **given)
+
+
+def _fitting(subject: Subject, given: dict[str, Any]) -> dict[str, Any]:
+    """Settings with a net that has adapters, where the method needs some."""
+    if not subject.method.traits.needs_adapters:
+        return given
+    return {**given, "task": None, "data": "embedded", "model": ADAPTED}
 
 
 def _weights(subject: Subject, **settings: Any) -> str:

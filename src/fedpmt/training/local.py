@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedpmt.pricing.cost import Cost
     from fedpmt.settings import Settings
     from fedpmt.training.batches import Transform
+    from fedpmt.training.kept import KeptOutputs
     from fedpmt.training.messages import Task
     from fedpmt.training.objective import Objective
     from fedpmt.training.optimizers import Moments, Optimizer, Stepper
@@ -50,6 +51,7 @@ class LocalSettings:
     precision: TrainedPrecision = "fp32"  # in which trained layers compute; their weights stay as they are
     frozen_precision: FrozenPrecision = "fp32"  # of the layers before the first trained one
     transform: Transform | None = None  # of the inputs of each batch
+    keeps_base: bool = False  # whether what a frozen base makes of the samples is kept over rounds
 
     @property
     def lowered(self) -> str | None:
@@ -137,6 +139,7 @@ class Site:
     settings: LocalSettings
     public: Examples | None = None  # U: unlabelled, the same for everybody
     fast: bool = False  # whether compiled code may be used
+    kept: KeptOutputs | None = None  # what frozen bases made of devices' samples before
 
     def forward(self, model: LayeredModel, first: int | None = None) -> Callable[[Tensors, Arrays], Any]:
         """The model's forward pass, whole or from layer `first` on, as it is run here."""

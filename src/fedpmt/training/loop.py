@@ -14,7 +14,7 @@ from fedpmt.data.lazy import Lazy
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.models.precision import Prefix, computing
 from fedpmt.models.trees import map_tensors, tensors_in
-from fedpmt.parts.part import Mask, frozen_prefix, mask, place, take, within
+from fedpmt.parts.part import GLOBAL, Mask, frozen_prefix, left_out, mask, place, take, within
 from fedpmt.training.batches import augmented
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Run
 from fedpmt.training.messages import UPDATE, Reply
@@ -79,7 +79,8 @@ def begin(
     part, model = part or job.part, job.model
     structure = model.structure
     local = local_tensors(job.task, part, structure) if tensors is None else tensors
-    model.set_training([bool(on) for on in mask(structure, part)], norms=not frozen_norms)
+    trained = [bool(on) for on in mask(structure, part)]
+    model.set_training(trained, norms=not frozen_norms, left_out=left_out(structure, part))
     # In the order of the forward pass, so that gradients are always taken in one order.
     params = {
         name: local[name].clone().requires_grad_() for name in structure.parameters if name in part.trained
@@ -94,47 +95,69 @@ def begin(
     fixed |= model.counters()
     if first:
         return Run(job, part, params, fixed, job.data, job.site.forward(model, first))
-    data, forward = split_forward(job.site, model, part, local, job.data)
+    data, forward = split_forward(job, model, part, local)
     return Run(job, part, params, fixed, data, forward)
 
 
 def split_forward(
-    site: Site, model: LayeredModel, part: Part, received: Tensors, data: Examples
+    job: Job[Any], model: LayeredModel, part: Part, received: Tensors
 ) -> tuple[Examples, Callable[[Tensors, Arrays], Any]]:
     """Cut the forward pass before the first trained layer: no graph exists for what is frozen.
 
     With `cache` the frozen prefix sees each sample once per round, in large batches; its activations
-    cannot change while its weights, those `received`, do not.
+    cannot change while its weights, those `received`, do not. What the base makes of the samples, before the first
+    layer, may be kept for the whole run, as nobody trains it.
     """
-    frozen = frozen_prefix(model.structure, part)
+    site, data = job.site, job.data
+    settings, frozen = site.settings, frozen_prefix(model.structure, part)
     if not model.can_cut(frozen):
         # Frozen tensors require no gradient, so autograd builds no graph before the first trained layer.
         return data, site.forward(model)
-    suffix = site.forward(model, frozen)
-    prefix = Prefix.of(model, frozen, received, site.settings.frozen_precision)
-    if site.settings.prefix == "recompute":
-        return data, lambda tensors, inputs: suffix(
-            tensors, prefix.restore(model.entry(prefix.run(inputs), inputs))
-        )
-    kept = Examples(keep(prefix, data), data.targets, data.ids)
+    suffix, base = site.forward(model, frozen), None
+    if settings.keeps_base and part.model == GLOBAL:
+        base = Prefix.of(model, 0, {}, settings.frozen_precision)
+        compute = partial(_run_base, base, data)
+        outputs = compute() if site.kept is None else site.kept.get(job.device, compute)
+        data = Examples(base.entry(outputs, data.inputs), data.targets, data.ids)
+        if frozen == 0:
+            return data, partial(_restored, suffix, replace(base, tensors={}))
+    prefix = Prefix.of(model, frozen, received, settings.frozen_precision, base)
+    if settings.prefix == "recompute":
+        return data, lambda tensors, inputs: suffix(tensors, prefix.enter(inputs))
+    outputs = keep(prefix, data.inputs, len(data))
+    kept = Examples(prefix.entry(outputs, data.inputs), data.targets, data.ids)
     # Without the weights: rounded ones would be held for the whole round.
-    restore = replace(prefix, tensors={}).restore
-    return kept, lambda tensors, entry: suffix(tensors, restore(entry))
+    return kept, partial(_restored, suffix, replace(prefix, tensors={}))
 
 
-def keep(prefix: Prefix, data: Examples) -> Arrays:
+def _restored(
+    suffix: Callable[[Tensors, Arrays], Any], prefix: Prefix, tensors: Tensors, entry: Arrays
+) -> Any:
+    return suffix(tensors, prefix.restore(entry))
+
+
+def keep(prefix: Prefix, inputs: Arrays, count: int) -> Arrays:
     """Run frozen layers on all samples, some at a time, and keep what the others need of them."""
-    spans = [slice(start, start + PREFIX_BATCH) for start in range(0, len(data), PREFIX_BATCH)]
-    kept = prefix.run(data.take(spans[0]).inputs)
+    spans = [slice(start, start + PREFIX_BATCH) for start in range(0, count, PREFIX_BATCH)]
+    kept = prefix.run(_rows(inputs, spans[0]))
     if len(spans) > 1:
         # Written to their place: to join them at the end would take all of them twice.
         first = kept
-        kept = map_tensors(first, lambda one: one.new_empty(len(data), *one.shape[1:]))
+        kept = map_tensors(first, lambda one: one.new_empty(count, *one.shape[1:]))
         _write(kept, spans[0], first)
         del first
         for span in spans[1:]:
-            _write(kept, span, prefix.run(data.take(span).inputs))
-    return prefix.model.entry(kept, data.inputs)
+            _write(kept, span, prefix.run(_rows(inputs, span)))
+    return kept
+
+
+def _run_base(base: Prefix, data: Examples) -> Arrays:
+    # In one layout, whether they were just made or come from a file.
+    return map_tensors(keep(base, data.inputs, len(data)), lambda one: one.contiguous())
+
+
+def _rows(inputs: Arrays, span: slice) -> Arrays:
+    return map_tensors(inputs, lambda one: one[span])
 
 
 def _write(kept: Arrays, span: slice, values: Arrays) -> None:

