@@ -75,9 +75,10 @@ class Settings(BaseModel):
         description="what a ready task starts from: pretrained (the default of tasks that have such weights), random, "
         "or a file with all tensors of the model, such as the model.safetensors of a run",
     )
-    tune: Literal["all", "head"] = Field(
+    tune: Literal["all", "head", "lora"] = Field(
         "all",
-        description="what a ready task with pretrained weights trains: all of the model, or its head alone",
+        description="what a ready task with pretrained weights trains: all of the model, its head alone, or the head "
+        "and LoRA adapters of rank 8",
     )
     layers: str = Field(
         "",
@@ -426,7 +427,7 @@ class RunSettings(TypedDict, total=False):
 
     task: str
     weights: str | Path
-    tune: Literal["all", "head"]
+    tune: Literal["all", "head", "lora"]
     tied: Literal["first", "last"]
     data: str
     data_dir: str | Path | None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedpmt.types import Scalar
 
 PRETRAINED, RANDOM = "pretrained", "random"
-WHOLE, HEAD = "all", "head"
+WHOLE, HEAD, LORA = "all", "head", "lora"
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Task:
     arguments: Mapping[str, Scalar] = field(default_factory=dict)  # of that function
     weights: str = ""  # pretrained ones; the function then takes their tensors first, or None
     tune: tuple[str, ...] = (WHOLE,)  # what can be trained of it, the default first
+    adapters: tuple[str, ...] | None = None  # layers that get LoRA adapters; None: those that `fedpmt.lora` chooses
     settings: Mapping[str, Scalar] = field(
         default_factory=dict
     )  # in place of the data set's, where none are given
@@ -68,7 +69,7 @@ TASKS = {
             "cifar10",
             arguments={"classes": 10, "size": 64},
             weights="mobilenetv2",
-            tune=(WHOLE, HEAD),
+            tune=(WHOLE, HEAD, LORA),
             settings={},
         ),
         Task(
@@ -78,7 +79,8 @@ TASKS = {
             "imdb",
             arguments={"classes": 2},
             weights="minilm",
-            tune=(WHOLE, HEAD),
+            tune=(WHOLE, HEAD, LORA),
+            adapters=("query", "value"),
             settings=_MINILM,
         ),
         Task(
@@ -88,7 +90,8 @@ TASKS = {
             "reuters",
             arguments={"classes": 10},
             weights="minilm",
-            tune=(WHOLE, HEAD),
+            tune=(WHOLE, HEAD, LORA),
+            adapters=("query", "value"),
             settings=_MINILM,
         ),
     )
