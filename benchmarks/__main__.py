@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import aggregation, draw, methods, own, scale
-from benchmarks.environments import cache_folder
 from benchmarks.measure import PEERS, Benchmark, Plan, quick
 from benchmarks.page import fill, page, threads_table
 from benchmarks.results import Results
+from benchmarks.runner import cache_folder
 from benchmarks.settings import MODELS, SETTINGS, SMOKE, VARIANTS, Setting, as_class
 from fedpmt.methods.registry import general_methods
 

@@ -11,9 +11,8 @@ from statistics import median
 import torch
 from pydantic import BaseModel
 
-from benchmarks.environments import python_of
-from benchmarks.machine import Machine, best, cores, describe
-from benchmarks.runner import Way, environment
+from benchmarks.results import Machine, best, cores, describe
+from benchmarks.runner import Way, environment, python_of
 from fedpmt.aggregation import CoverageMean
 from fedpmt.parts.part import WHOLE, Part
 

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.environments import CannotInstallError, cache_folder, python_of
 from benchmarks.export import export
-from benchmarks.machine import describe, measure_peak
-from benchmarks.results import Measurement, Results, Tried
-from benchmarks.runner import Way, measure, ways
+from benchmarks.results import Measurement, Results, Tried, describe, measure_peak
+from benchmarks.runner import CannotInstallError, Way, cache_folder, measure, python_of, ways
 from benchmarks.settings import FEDAVG, VARIANTS, Setting, Variant
 
 if TYPE_CHECKING:

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from benchmarks.environments import python_of
-from benchmarks.machine import Machine, describe
 from benchmarks.page import table
-from benchmarks.results import Measurement
-from benchmarks.runner import measure, ways
+from benchmarks.results import Machine, Measurement, describe
+from benchmarks.runner import measure, python_of, ways
 from benchmarks.summary import Spread, spread
 from fedpmt.methods.registry import general_methods
 

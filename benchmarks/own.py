@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import BaseModel
 
-from benchmarks.environments import python_of
-from benchmarks.machine import Machine, describe
 from benchmarks.measure import Case, Plan, job_of
 from benchmarks.page import table
-from benchmarks.results import Measurement
-from benchmarks.runner import Way, measure
+from benchmarks.results import Machine, Measurement, describe
+from benchmarks.runner import Way, measure, python_of
 from benchmarks.settings import FEDAVG, Setting
 from benchmarks.summary import seconds_text
 from fedpmt.api import paper_problem_of, settings_of

@@ -9,19 +9,74 @@ import queue
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from benchmarks.machine import cores
+from platformdirs import user_cache_dir
+
+from benchmarks.results import cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from benchmarks.peers.common import Job
     from benchmarks.results import Measurement
+
+
+def cache_folder() -> Path:
+    """Find the folder of environments and exported arrays, which is outside the repository."""
+    return Path(user_cache_dir("fedpmt")) / "benchmarks"
+
+
+def requirements(peer: str) -> list[str]:
+    """List what pip installs. Peers that use PyTorch and transformers get the versions that ours runs on."""
+    torch = f"torch=={version('torch').partition('+')[0]}"
+    numpy = f"numpy=={version('numpy')}"
+    transformers = f"transformers=={version('transformers')}"
+    return {
+        "plain": [torch, numpy, transformers],
+        "flower": [torch, transformers, "flwr[simulation]==1.41.0"],
+        "pfl": [torch, transformers, "pfl[pytorch]==0.6.0"],
+        "fedjax": ["fedjax==0.0.17", "jax==0.10.2", "jaxlib==0.10.2"],
+    }[peer]
+
+
+class CannotInstallError(RuntimeError):
+    """An environment that could not be made; its text says which and why."""
+
+
+def python_of(peer: str, folder: Path | None = None) -> Path:
+    """Find the peer's python, in an environment made now or by an earlier run; ours is this one."""
+    if peer == "ours":
+        return Path(sys.executable)
+    home = (folder or cache_folder()) / "environments" / peer
+    python = home / ("Scripts" if os.name == "nt" else "bin") / "python"
+    stamp = home / "requirements.json"
+    wanted = json.dumps(requirements(peer))
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+        return python
+    print(f"making an environment for {peer}: {', '.join(requirements(peer))}", flush=True)
+    _run(peer, [sys.executable, "-m", "venv", "--clear", str(home)])
+    # All in one request, so that nothing that follows can bring in another PyTorch.
+    _run(
+        peer,
+        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements(peer)],
+    )
+    stamp.write_text(wanted, encoding="utf-8")
+    return python
+
+
+def _run(peer: str, command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()
+        raise CannotInstallError(f"{peer} cannot be installed: {errors[-1] if errors else done.returncode}")
+
 
 ROOT = Path(__file__).resolve().parent.parent
 START_LIMIT = 300.0

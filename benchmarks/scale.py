@@ -15,12 +15,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from benchmarks.environments import python_of
-from benchmarks.machine import Machine, cores, describe
 from benchmarks.page import table
 from benchmarks.peers.common import Job
-from benchmarks.results import Measurement
-from benchmarks.runner import ROOT, Way, environment, measure
+from benchmarks.results import Machine, Measurement, cores, describe
+from benchmarks.runner import ROOT, Way, environment, measure, python_of
 from benchmarks.summary import Spread
 from fedpmt.models.nets import NETS
 

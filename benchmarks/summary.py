@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from benchmarks.machine import Peak
-    from benchmarks.results import Measurement, Results
+    from benchmarks.results import Measurement, Peak, Results
 
 FEDAVG = "fedavg E=1"
 LEAST_TOLERANCE = 0.02

@@ -194,8 +194,7 @@ def _produce(
     experiments: Sequence[Experiment], library: Library, scope: Scope, out: Path, *, draw_only: bool
 ) -> list[Artefact]:
     """Play what is missing, pack it, publish the pages, and list what was written."""
-    from reproduction.artefact import publish
-    from reproduction.claims import write_verdicts
+    from reproduction.artefact import publish, write_verdicts
     from reproduction.library import name_of
     from reproduction.progress import progress
 

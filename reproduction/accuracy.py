@@ -15,8 +15,7 @@ from fedpmt.report.drawing import curve
 from fedpmt.report.quantities import Spread
 from fedpmt.report.tables import evaluated
 from fedpmt.report.theme import PALETTE, RESERVED, new_figure, themed
-from reproduction.artefact import Artefact, Picture, Table
-from reproduction.claims import Case, Claim
+from reproduction.artefact import Artefact, Case, Claim, Picture, Table
 from reproduction.paper import IID, PARTITIONS, TITLES, TWO_CLASSES, Experiment, seeds_text
 from reproduction.readings import guess
 

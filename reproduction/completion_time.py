@@ -14,9 +14,8 @@ from fedpmt import api
 from fedpmt.report.drawing import curve
 from fedpmt.report.tables import evaluated, first_reaching
 from fedpmt.report.theme import PALETTE, RESERVED, new_figure, themed
-from reproduction.artefact import Artefact, Picture, Table
-from reproduction.claims import Case as Check
-from reproduction.claims import Claim
+from reproduction.artefact import Artefact, Claim, Picture, Table
+from reproduction.artefact import Case as Check
 from reproduction.paper import IID, PARTITIONS, TWO_CLASSES, Experiment, seeds_text
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedpmt.pricing.cost_table import cost_table
-from reproduction.artefact import Artefact, Table
-from reproduction.claims import Case, Claim
+from reproduction.artefact import Artefact, Case, Claim, Table
 from reproduction.paper import TITLES, Experiment
 
 if TYPE_CHECKING:

@@ -7,19 +7,21 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fedpmt.pricing.plan import splitting_constant
-from reproduction.artefact import Artefact, Picture
-from reproduction.claims import Case as Check
-from reproduction.claims import Claim
-from reproduction.convergence_figures import floor_figure, gap_figure, rate_figure, theorem_figure
-from reproduction.convergence_tables import (
+from reproduction.artefact import Artefact, Claim, Picture
+from reproduction.artefact import Case as Check
+from reproduction.convergence_page import (
     STEPS,
     bound_of,
     bounds_table,
     broken_until,
     epsilons_table,
+    floor_figure,
     floors_table,
+    gap_figure,
     gaps_table,
+    rate_figure,
     slopes_table,
+    theorem_figure,
 )
 from reproduction.paper import flags
 from reproduction.theory import studies

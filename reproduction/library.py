@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from fedpmt import api, records
 from fedpmt.settings import Settings
 from reproduction import archive
-from reproduction.thin import SUFFIX, thick, thin
+from reproduction.archive import RUN_SUFFIX, thick, thin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,7 +63,7 @@ class Library:
 
     def find(self, settings: Settings) -> RunRecord | None:
         """A run with these settings; None where it was never finished."""
-        member = f"{name_of(settings)}{SUFFIX}"
+        member = f"{name_of(settings)}{RUN_SUFFIX}"
         single = self._kept / member
         if single.exists():
             return thick(single.read_bytes(), single)
@@ -76,7 +76,7 @@ class Library:
 
     def missing(self, wanted: Iterable[Settings]) -> list[Settings]:
         """Those that were never finished, each once."""
-        unique = {f"{name_of(settings)}{SUFFIX}": settings for settings in wanted}
+        unique = {f"{name_of(settings)}{RUN_SUFFIX}": settings for settings in wanted}
         there = self._archives()
         return [
             one
@@ -90,7 +90,7 @@ class Library:
         Returns:
             The archive, or None where there was nothing to put into it.
         """
-        files = {f"{name_of(settings)}{SUFFIX}" for settings in wanted}
+        files = {f"{name_of(settings)}{RUN_SUFFIX}" for settings in wanted}
         singles = [path for name in sorted(files) if (path := self._kept / name).exists()]
         if not singles:
             return None
@@ -156,7 +156,7 @@ class Library:
         run = records.read_run(folder)
         stored = {key: value for key, value in run.settings.items() if key not in records.EXECUTION}
         data = thin(run.model_copy(update={"settings": stored}))
-        records.write_atomically(self._kept / f"{name_of(settings)}{SUFFIX}", data)
+        records.write_atomically(self._kept / f"{name_of(settings)}{RUN_SUFFIX}", data)
         shutil.rmtree(folder, ignore_errors=True)
 
 

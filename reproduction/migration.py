@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fedpmt import records
 from fedpmt.types import SettingError
 from reproduction import archive
+from reproduction.archive import RUN_SUFFIX, to_bytes
 from reproduction.library import stored_name
-from reproduction.thin import SUFFIX, to_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,7 @@ LABELS = {"fedpmt": ("width ", "depth ")}
 
 
 def migrate(kept: dict[str, Any]) -> dict[str, Any]:
-    """Give a kept record (the JSON of `reproduction.thin`) today's names.
+    """Give a kept record (the JSON of `reproduction.archive`) today's names.
 
     >>> devices = {"part": [["width 2", "width 1"]]}
     >>> migrate({"settings": {"method": "fedpmt", "widths": 4}, "devices": devices})
@@ -68,7 +68,7 @@ def migrate_archives(folder: Path) -> list[Path]:
         after: dict[str, bytes] = {}
         for name, data in before.items():
             kept = migrate(json.loads(data))
-            member = f"{stored_name(kept['settings'])}{SUFFIX}"
+            member = f"{stored_name(kept['settings'])}{RUN_SUFFIX}"
             if member in after:
                 raise SettingError(
                     f"{path} holds two runs that would both be called {member}, one of them {name}"

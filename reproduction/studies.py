@@ -11,8 +11,7 @@ from fedpmt.pricing.plan import splitting_constant
 from fedpmt.report.quantities import Spread
 from fedpmt.report.tables import first_reaching
 from reproduction import accuracy, completion_time
-from reproduction.artefact import Artefact, Table
-from reproduction.claims import Case, Claim
+from reproduction.artefact import Artefact, Case, Claim, Table
 from reproduction.drift import drift_table
 from reproduction.paper import IID, PARTITIONS, TITLES, TWO_CLASSES, Experiment, Scope
 

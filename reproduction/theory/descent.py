@@ -21,7 +21,7 @@ import numpy as np
 from fedpmt.seeds import generator
 from fedpmt.types import SettingError
 from reproduction.theory.bound import Constants
-from reproduction.theory.stationary import coverage
+from reproduction.theory.problems import coverage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,7 @@ import numpy as np
 from fedpmt.seeds import generator
 from reproduction.theory.bound import least_offset
 from reproduction.theory.descent import Arm, Trace, descend
-from reproduction.theory.problems import Problem, Quadratic
-from reproduction.theory.softmax import Softmax
+from reproduction.theory.problems import Problem, Quadratic, Softmax
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

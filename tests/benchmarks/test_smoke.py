@@ -12,14 +12,13 @@ import torch
 from benchmarks import draw, own
 from benchmarks.__main__ import main, parser, show_file
 from benchmarks.export import random_texts
-from benchmarks.machine import Machine, Peak
 from benchmarks.measure import Benchmark, Plan, cases
 from benchmarks.methods import MethodResults, job_of, row_of
 from benchmarks.page import aims_table, fill, page, partial_table, setting_table, table
 from benchmarks.peers.common import Job
 from benchmarks.peers.modules import CLASSES, MODULES, TOKENS, VOCABULARY
 from benchmarks.peers.torch_net import build, chain, logits
-from benchmarks.results import Measurement, Results, Tried
+from benchmarks.results import Machine, Measurement, Peak, Results, Tried
 from benchmarks.runner import Way, _parse, command, ways
 from benchmarks.scale import Point, ScaleResults, places
 from benchmarks.settings import MODELS, SETTINGS, SMOKE, Variant, as_class

@@ -15,9 +15,9 @@ from fedpmt.settings import resolve
 from fedpmt.types import SettingError
 from reproduction import archive
 from reproduction.__main__ import program
+from reproduction.archive import RUN_SUFFIX, thin
 from reproduction.library import Library, name_of
 from reproduction.migration import migrate_archives
-from reproduction.thin import SUFFIX, thin
 
 if TYPE_CHECKING:
     from fedpmt.settings import Settings
@@ -36,7 +36,7 @@ def keep(folder: Path, *wanted: Settings) -> None:
     for one in wanted:
         run = api.start(api.request_of(one), folder / "runs" / name_of(one))
         kept = thin(run.model_copy(update={"settings": one.identity()}))
-        (folder / f"{name_of(one)}{SUFFIX}").write_bytes(kept)
+        (folder / f"{name_of(one)}{RUN_SUFFIX}").write_bytes(kept)
 
 
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
@@ -85,13 +85,13 @@ def test_runs_are_packed_found_and_added_to(tmp_path: Path) -> None:
     place = library.pack("page", [first, second])
     assert place == tmp_path / "page.tar.xz"
     # Another page's run stays a single file until that page is packed.
-    assert [path.name for path in tmp_path.glob(f"*{SUFFIX}")] == [f"{name_of(other)}{SUFFIX}"]
+    assert [path.name for path in tmp_path.glob(f"*{RUN_SUFFIX}")] == [f"{name_of(other)}{RUN_SUFFIX}"]
     assert library.find(first) == before is not None
     assert library.missing([first, second, other]) == [second]
     assert library.pack("page", [first, second]) is None
     keep(tmp_path, second)
     library.pack("page", [first, second])
-    assert archive.names(place) == sorted(f"{name_of(one)}{SUFFIX}" for one in (first, second))
+    assert archive.names(place) == sorted(f"{name_of(one)}{RUN_SUFFIX}" for one in (first, second))
     assert Library(tmp_path, tmp_path / "work").find(second) == library.find(second) is not None
     # A damaged archive is neither read nor written over.
     damaged = place.read_bytes()[:-8]
@@ -110,7 +110,7 @@ def test_records_of_an_older_version_get_new_names_once(
     keep(tmp_path, now)
     place = Library(tmp_path, tmp_path / "work").pack("page", [now])
     assert place is not None
-    old = json.loads(archive.read(place)[f"{name_of(now)}{SUFFIX}"])
+    old = json.loads(archive.read(place)[f"{name_of(now)}{RUN_SUFFIX}"])
     old["settings"]["widths"] = old["settings"].pop("depths")
     old["devices"]["part"] = [
         [label.replace("depth", "width") for label in labels] for labels in old["devices"]["part"]

@@ -16,9 +16,8 @@ from fedpmt.report.theme import new_figure
 from fedpmt.types import SettingError
 from reproduction import accuracy, completion_time, complexity, paper
 from reproduction.__main__ import PAGES, PROGRAM, program
-from reproduction.artefact import Artefact, Picture, Table, publish, versions
+from reproduction.artefact import Artefact, Case, Claim, Picture, Table, publish, versions, write_verdicts
 from reproduction.catalogue import EXPERIMENTS
-from reproduction.claims import Case, Claim, write_verdicts
 from reproduction.completion_time import Estimate
 from reproduction.library import Library
 from reproduction.paper import IID, TWO_CLASSES, Scope

@@ -17,9 +17,9 @@ from fedpmt import api
 from fedpmt.methods.comet import clustered
 from fedpmt.settings import Settings, resolve
 from fedpmt.types import DivergedError, SettingError
+from reproduction.archive import RUN_SUFFIX, thick, thin
 from reproduction.library import Library, Status, name_of
 from reproduction.readings import final, reaching
-from reproduction.thin import SUFFIX, thick, thin
 
 if TYPE_CHECKING:
     from fedpmt.records import RunRecord
@@ -38,7 +38,7 @@ def played(tmp_path: Path, **more: Any) -> RunRecord:
 
 def test_a_thin_record_is_the_run_without_its_details(tmp_path: Path) -> None:
     run = played(tmp_path, eval_every=2)
-    read = thick(thin(run), tmp_path / f"some{SUFFIX}")
+    read = thick(thin(run), tmp_path / f"some{RUN_SUFFIX}")
     assert read.folder == tmp_path / "some"
     assert read.settings == run.settings
     assert read.result is not None
@@ -57,7 +57,7 @@ def test_five_hundred_rounds_are_small(tmp_path: Path) -> None:
 
 
 def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / f"bad{SUFFIX}"
+    path = tmp_path / f"bad{RUN_SUFFIX}"
     for content in (b"", b"hello", b"[]", thin(played(tmp_path))[:-20]):
         with pytest.raises(SettingError, match="is not a run's record"):
             thick(content, path)
