@@ -60,13 +60,8 @@ def load_task(settings: Settings) -> nn.Module:
         module: nn.Module = getattr(importlib.import_module(where), name)(*start, **task.arguments)
     if settings.tune == HEAD:
         module.requires_grad_(False).get_submodule("classifier").requires_grad_(True)
-<<<<<<< HEAD
-    if settings.tune == LORA:
-        module = lora(module, targets=task.adapters, head="classifier", seed=settings.seed)
-=======
     elif settings.tune == LORA:
         module = lora(module)
->>>>>>> main
     if settings.weights not in (PRETRAINED, RANDOM):
         path = Path(settings.weights)
         load_strictly(module, read_tensors(path), f"weights = '{path}'")

@@ -77,13 +77,8 @@ class Settings(BaseModel):
     )
     tune: Literal["all", "head", "lora"] = Field(
         "all",
-<<<<<<< HEAD
-        description="what a ready task with pretrained weights trains: all of the model, its head alone, or the head "
-        "and LoRA adapters of rank 8",
-=======
         description="what a ready task with pretrained weights trains: all of the model, its head alone, or LoRA "
         "adapters of rank 8 and the head",
->>>>>>> main
     )
     layers: str = Field(
         "",

@@ -24,20 +24,12 @@ class Task:
     data: str  # the data set
     arguments: Mapping[str, Scalar] = field(default_factory=dict)  # of that function
     weights: str = ""  # pretrained ones; the function then takes their tensors first, or None
-<<<<<<< HEAD
-    tune: tuple[str, ...] = (WHOLE,)  # what can be trained of it, the default first
-    adapters: tuple[str, ...] | None = None  # layers that get LoRA adapters; None: those that `fedpmt.lora` chooses
-    settings: Mapping[str, Scalar] = field(
-        default_factory=dict
-    )  # in place of the data set's, where none are given
-=======
     settings: Mapping[str, Scalar] = field(default_factory=dict)  # where the user gives none
     tune: Mapping[str, float] = field(default_factory=dict)  # what can be trained of it, with a rate for it
 
     def defaults(self, tune: str) -> dict[str, Scalar]:
         """The task's settings, which come before the data set's; the rate is that of what is trained."""
         return {**self.settings, **({"lr": self.tune[tune]} if tune in self.tune else {})}
->>>>>>> main
 
 
 _FINE_TUNING: Mapping[str, Scalar] = {"devices": 100, "cohort": 5, "epochs": 5, "eval_every": 5}
@@ -86,13 +78,8 @@ TASKS = {
             "cifar10",
             arguments={"classes": 10, "size": 64},
             weights="mobilenetv2",
-<<<<<<< HEAD
-            tune=(WHOLE, HEAD, LORA),
-            settings={},
-=======
             settings={**_FINE_TUNING, "samples": 50, "batch": 25, "rounds": 40},
             tune={WHOLE: 0.03, HEAD: 0.1, LORA: 0.1},
->>>>>>> main
         ),
         Task(
             "minilm-imdb",
@@ -101,11 +88,6 @@ TASKS = {
             "imdb",
             arguments={"classes": 2, "length": 64},
             weights="minilm",
-<<<<<<< HEAD
-            tune=(WHOLE, HEAD, LORA),
-            adapters=("query", "value"),
-=======
->>>>>>> main
             settings=_MINILM,
             tune=_MINILM_RATES,
         ),
@@ -116,11 +98,6 @@ TASKS = {
             "reuters",
             arguments={"classes": 10, "length": 32},
             weights="minilm",
-<<<<<<< HEAD
-            tune=(WHOLE, HEAD, LORA),
-            adapters=("query", "value"),
-=======
->>>>>>> main
             settings=_MINILM,
             tune=_MINILM_RATES,
         ),
