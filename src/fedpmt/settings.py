@@ -19,14 +19,13 @@ from pydantic import (
     model_validator,
 )
 
-from fedpmt.data.description import Defaults
+from fedpmt.data.description import Defaults, held_out, parse_public
 from fedpmt.data.registry import default_for, find_dataset, is_own, spellings
-from fedpmt.data.spec import held_out, parse_public
 from fedpmt.models.nets import NETS, Net
 from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
 from fedpmt.models.tasks import PRETRAINED, RANDOM, TASKS, Task
 from fedpmt.records import EXECUTION
-from fedpmt.resources import Budget, parse_budget
+from fedpmt.resources import BudgetSetting, parse_budget
 from fedpmt.types import Scalar, SettingError, Table
 
 if TYPE_CHECKING:
@@ -404,7 +403,7 @@ class Settings(BaseModel):
         return self
 
     @property
-    def limits(self) -> Budget | None:
+    def limits(self) -> BudgetSetting | None:
         """The budget, parsed."""
         return None if self.budget is None else parse_budget(self.budget)
 

@@ -1,7 +1,9 @@
-"""Callbacks get the record and the weights, and may end a run, as does a score that no longer improves."""
+"""What a run tells while it goes on: callbacks, and the bar that shows its progress."""
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +17,7 @@ from fedpmt.simulation.evaluation import evaluate
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 TINY: dict[str, Any] = {"rounds": 6, "devices": 5, "samples": 20, "cohort": 5, "batch": 10}
 
@@ -108,3 +111,58 @@ def test_the_fields_of_an_evaluation_are_all_listed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("fedpmt.simulation.loop.evaluate", spy)
     fedpmt.run(**{**TINY, "rounds": 1})
     assert set(found) == set(EVALUATION)
+
+
+SHORT: dict[str, Any] = {"rounds": 2, "devices": 5, "samples": 20, "cohort": 5, "batch": 10}
+
+
+class ZMQInteractiveShell:
+    """What a notebook's shell is called."""
+
+
+@pytest.fixture
+def cells(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a notebook shows below its cell, update by update."""
+    shown: list[str] = []
+
+    def display(html: str, display_id: bool) -> Any:
+        shown.append(html)
+        return SimpleNamespace(update=shown.append)
+
+    parts: dict[str, Any] = {
+        "IPython": SimpleNamespace(get_ipython=ZMQInteractiveShell),
+        "IPython.display": SimpleNamespace(HTML=str, display=display),
+    }
+    for name, module in parts.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return shown
+
+
+def test_nothing_is_written_to_a_pipe_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    fedpmt.run(**SHORT)
+    assert capsys.readouterr() == ("", "")
+    fedpmt.compare(["fedpmt", "fedavg"], progress=True, **SHORT)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.split(",")[0] for line in err.splitlines()] == ["fedpmt", "fedavg"]
+    assert all("round 2/2, accuracy " in line for line in err.splitlines())
+
+
+def test_a_terminal_has_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    fedpmt.run(progress=False, **SHORT)
+    assert capsys.readouterr() == ("", "")
+    fedpmt.run(**SHORT)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "━" in err
+    assert "2/2" in err
+
+
+def test_a_notebook_has_a_bar_with_the_score(cells: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run = fedpmt.run(**SHORT)
+    assert len(cells) == 3
+    assert '<progress value="2" max="2">' in cells[-1]
+    assert f"2/2 accuracy {run.rounds[-1].score_text}, " in cells[-1]
+    assert capsys.readouterr() == ("", "")

@@ -11,7 +11,7 @@ import click
 import typer
 
 from fedpmt import __version__
-from fedpmt.cli import data, deploy, model, prices, report, runs
+from fedpmt.cli import data, deploy, prices, report, runs
 from fedpmt.cli.interrupt import interruptible
 from fedpmt.cli.show import say, warnings
 from fedpmt.types import SettingError
@@ -33,7 +33,7 @@ app.command()(prices.plan)
 app.command()(prices.profile)
 app.command()(runs.methods)
 app.add_typer(data.app, name="data")
-app.add_typer(model.app, name="model")
+app.add_typer(data.models, name="model")
 app.command()(report.report)
 app.command()(deploy.deploy)
 

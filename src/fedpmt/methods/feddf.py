@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Part
-    from fedpmt.pricing.cost import Cost
+    from fedpmt.pricing.cost import StepCost
     from fedpmt.training.local import Run
     from fedpmt.training.optimizers import Optimizer
     from fedpmt.types import Tensors
@@ -252,7 +252,7 @@ class Distillation:
     """What the server's work of a round costs."""
 
     asking: float  # operations of all teachers' answers to one batch
-    students: Mapping[str, Cost]
+    students: Mapping[str, StepCost]
     public: int  # samples
     validation: int
     batch: int
