@@ -22,7 +22,8 @@ from fedpmt.data.datasets import from_arrays
 from fedpmt.data.federated import federate_dataset
 from fedpmt.data.registry import find_dataset, is_own
 from fedpmt.models.layered import layered
-from fedpmt.models.tasks import HEAD, PRETRAINED, RANDOM, TASKS
+from fedpmt.models.lora import lora
+from fedpmt.models.tasks import HEAD, LORA, PRETRAINED, RANDOM, TASKS
 from fedpmt.models.unwrap import check_module, unwrap
 from fedpmt.models.weights import load_strictly, pretrained, read_tensors
 from fedpmt.simulation.problem import Problem
@@ -59,6 +60,8 @@ def load_task(settings: Settings) -> nn.Module:
         module: nn.Module = getattr(importlib.import_module(where), name)(*start, **task.arguments)
     if settings.tune == HEAD:
         module.requires_grad_(False).get_submodule("classifier").requires_grad_(True)
+    elif settings.tune == LORA:
+        module = lora(module)
     if settings.weights not in (PRETRAINED, RANDOM):
         path = Path(settings.weights)
         load_strictly(module, read_tensors(path), f"weights = '{path}'")

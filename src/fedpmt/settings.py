@@ -19,11 +19,12 @@ from pydantic import (
     model_validator,
 )
 
-from fedpmt.data.description import Defaults, held_out, parse_public
+from fedpmt.data.description import Defaults
 from fedpmt.data.registry import default_for, find_dataset, is_own, spellings
+from fedpmt.data.spec import held_out, parse_public
 from fedpmt.models.nets import NETS, Net
 from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
-from fedpmt.models.tasks import PRETRAINED, RANDOM, TASKS, Task
+from fedpmt.models.tasks import PRETRAINED, RANDOM, TASKS, WHOLE, Task
 from fedpmt.records import EXECUTION
 from fedpmt.resources import BudgetSetting, parse_budget
 from fedpmt.types import Scalar, SettingError, Table
@@ -74,9 +75,10 @@ class Settings(BaseModel):
         description="what a ready task starts from: pretrained (the default of tasks that have such weights), random, "
         "or a file with all tensors of the model, such as the model.safetensors of a run",
     )
-    tune: Literal["all", "head"] = Field(
+    tune: Literal["all", "head", "lora"] = Field(
         "all",
-        description="what a ready task with pretrained weights trains: all of the model, or its head alone",
+        description="what a ready task with pretrained weights trains: all of the model, its head alone, or LoRA "
+        "adapters of rank 8 and the head",
     )
     layers: str = Field(
         "",
@@ -312,7 +314,9 @@ class Settings(BaseModel):
         defaults, train = (described.defaults, described.train) if described else (Defaults(), None)
         if given.get("splitting") == "device":
             given.setdefault("sampling", "uniform")
-        usual = {**asdict(defaults), **(task.settings if isinstance(task, Task) else {})}
+        usual = asdict(defaults)
+        if isinstance(task, Task):
+            usual |= task.defaults(str(given.get("tune", WHOLE)))
         filled = {**usual, **given}
         if described is not None and described.clients is not None:
             filled.setdefault("partition", "natural")
@@ -425,7 +429,7 @@ class RunSettings(TypedDict, total=False):
 
     task: str
     weights: str | Path
-    tune: Literal["all", "head"]
+    tune: Literal["all", "head", "lora"]
     tied: Literal["first", "last"]
     data: str
     data_dir: str | Path | None
@@ -530,7 +534,7 @@ def _check_traces(settings: Settings) -> None:
 
 def _check_task(settings: Settings) -> None:
     task = TASKS.get(settings.task)
-    if task is None and (settings.weights or settings.tune != "all"):
+    if task is None and (settings.weights or settings.tune != WHOLE):
         key = "weights" if settings.weights else "tune"
         raise SettingError(f"{key} = '{getattr(settings, key)}' needs a ready task ({', '.join(TASKS)})")
     if task is None:
@@ -540,10 +544,9 @@ def _check_task(settings: Settings) -> None:
         raise SettingError(
             f"weights = '{PRETRAINED}': {task.name} has none (tasks that have: {', '.join(having)})"
         )
-    if settings.tune not in task.tune:
-        raise SettingError(
-            f"tune = '{settings.tune}' cannot be used with {task.name} (allowed: {', '.join(task.tune)})"
-        )
+    if settings.tune not in {WHOLE, *task.tune}:
+        allowed = ", ".join(task.tune or [WHOLE])
+        raise SettingError(f"tune = '{settings.tune}' cannot be used with {task.name} (allowed: {allowed})")
 
 
 def _find_task(name: str) -> Net | Task | None:

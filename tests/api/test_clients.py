@@ -17,6 +17,8 @@ from fedpmt import api
 from fedpmt.cli.main import program
 from fedpmt.data.clients import Reader, read_clients
 from fedpmt.data.lazy import Stored
+from fedpmt.report.page import page
+from fedpmt.report.tables import client_scores
 from fedpmt.simulation.evaluation import summarise
 from fedpmt.training.batches import PerSample
 from fedpmt.types import SettingError
@@ -251,6 +253,31 @@ def test_own_tests_are_means_over_clients() -> None:
     assert record.rounds[-1].clients == result.clients
     levels = {"2": scores["bob"], "3": scores["eve"], "4": scores["joe"]}
     assert result.score_by_level == pytest.approx(levels)
+
+
+def test_the_report_tells_what_clients_get(tmp_path: Path) -> None:
+    runs = fedpmt.compare(
+        ["fedpmt", "fedavg"],
+        model=net(),
+        clients=CLIENTS,
+        held_out=0.25,
+        rounds=1,
+        out=tmp_path,
+        seeds=[0, 1],
+    )
+    row, other = client_scores(runs)
+    assert (row.count, list(row.by_client), list(row.by_level)) == (3, ["bob", "eve", "joe"], ["2", "3", "4"])
+    assert row.worst_tenth is not None
+    assert row.worst_tenth.mean == pytest.approx(
+        np.mean([min(run.result.score_by_client.values()) for run in runs if run.result.method == "fedpmt"])  # type: ignore[union-attr]
+    )
+    text = page(runs, "table.csv")
+    assert other.texts()["worst tenth"].split()[0] in text
+    for words in ("Client by client", '<th scope="row">eve</th>', "worst tenth"):
+        assert words in text
+    assert "Client by client" not in page(
+        [fedpmt.run("fedavg", rounds=1, devices=5, samples=10)], "table.csv"
+    )
 
 
 def test_the_worst_tenth_are_those_with_the_worst_score() -> None:

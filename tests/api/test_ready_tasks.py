@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import zipfile
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import fedpmt
 from fedpmt import api, own
+from fedpmt.cli.main import program
 from fedpmt.data.description import DataFile
 from fedpmt.data.registry import DATASETS
 from fedpmt.models import weights
@@ -64,20 +66,45 @@ def test_methods(method: str, images: Path) -> None:
     assert 0 <= run.rounds[0].scores["macro-f1"] <= 1
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("task", "layers"),
+    {
+        "cnn-hapt": ("conv1", 5, "out"),
+        "lstm-shakespeare": ("embedding", 4, "out"),
+        "transformer-shakespeare": ("embedding", 5, "out"),
+        "resnet-cifar10": ("stem.0", 5, "classifier"),
+        "mobilenetv2-cifar10": ("features.0.0", 20, "classifier.1"),
+        "minilm-reuters": ("backbone.embeddings.word_embeddings", 8, "classifier"),
+    }.items(),
+)
 def test_prices_need_neither_data_nor_weights(
-    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, layers: tuple[str, int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDPMT_DATA", str(tmp_path))
-    table = fedpmt.cost(task=task, batch=2, samples=2)
-    assert len(table.depths) == len(table.layers) >= 3
-    assert table.depths[0].operations < table.depths[-1].operations
+    found = api.unfilled_problem(resolve({"task": task, "samples": 2})).model.structure.layers
+    assert (found[0].name, len(found), found[-1].name) == layers
 
 
-def test_a_plan_knows_the_head_alone() -> None:
-    whole = fedpmt.plan(task="mobilenetv2-cifar10", levels="1", samples=2, batch=2).devices[0]
-    head = fedpmt.plan(task="mobilenetv2-cifar10", levels="1", samples=2, batch=2, tune="head").devices[0]
-    assert head.upload_bytes == 4 * 10 * (1280 + 1) < whole.upload_bytes
+def test_cost_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDPMT_DATA", str(tmp_path))
+    costs = fedpmt.cost(task="cnn-hapt", depths=2)
+    assert (costs.task, costs.batch, len(costs.depths)) == (
+        "cnn-hapt",
+        resolve({"task": "cnn-hapt"}).batch,
+        2,
+    )
+    plan = fedpmt.plan(task="cnn-hapt", levels="1/2,1", deadline=12)
+    assert [row.depth for row in plan.devices] == [3, 5]
+
+
+def test_adapters() -> None:
+    for task in ("mobilenetv2-cifar10", "minilm-imdb"):
+        module = own.load_task(resolve({"task": task, "weights": "random", "tune": "lora"}))
+        trained = [name for name, one in module.named_parameters() if one.requires_grad]
+        heads = [name for name in trained if name.startswith("classifier")]
+        assert len(heads) == 2
+        assert all("lora_" in name for name in trained if name not in heads)
+        assert len(trained) > 20
 
 
 def test_every_task_fits_its_data() -> None:
@@ -88,6 +115,8 @@ def test_every_task_fits_its_data() -> None:
         resolved = resolve({"task": task.name})
         assert resolved.weights == ("pretrained" if task.weights else "random")
         assert {key: getattr(resolved, key) for key in task.settings} == dict(task.settings)
+        for tune, rate in task.tune.items():
+            assert resolve({"task": task.name, "tune": tune}).lr == rate
 
 
 def test_what_is_said_wins_over_the_task() -> None:
@@ -199,3 +228,14 @@ def test_weights_that_cannot_be_fetched(small_weights: bytes, tmp_path: Path) ->
         assert not list((tmp_path / "models").iterdir())
     with pytest.raises(SettingError, match="model = 'minim' is unknown; did you mean 'minilm'"):
         weights.get("minim", tmp_path, quiet)
+
+
+def test_the_command(small_weights: bytes, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program(["model", "list", "--json"]) == 0
+    assert [one["state"] for one in json.loads(capsys.readouterr().out)] == ["absent", "absent"]
+    (images / "models" / "mobilenetv2").mkdir(parents=True)
+    (images / "models" / "mobilenetv2" / "mobilenet_v2-b0353104.pth").write_bytes(small_weights)
+    assert program(["model", "get", "mobilenetv2"]) == 0
+    assert capsys.readouterr().out.strip() == str(images / "models" / "mobilenetv2")
+    assert program(["model", "get", "mobilenet"]) == 2
+    assert "did you mean 'mobilenetv2'?" in capsys.readouterr().err

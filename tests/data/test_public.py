@@ -14,12 +14,12 @@ from torch import nn
 
 from fedpmt import api
 from fedpmt.data.datasets import from_arrays, load
-from fedpmt.data.description import parse_public, public_spellings
 from fedpmt.data.federated import federate, federate_dataset
 from fedpmt.data.partition import partition as split
 from fedpmt.data.public import NO_LABEL, hold_out
 from fedpmt.data.registry import with_samples
 from fedpmt.data.sets import embedded
+from fedpmt.data.spec import parse_public, public_spellings
 from fedpmt.methods.base import Traits
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.registry import name_of

@@ -101,7 +101,14 @@ def test_each_symbol_of_the_paper_has_a_row() -> None:
 
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "docs/adding-a-method.md", "docs/own-model.md", "docs/fine-tuning.md", "docs/fleets.md"],
+    [
+        "README.md",
+        "docs/adding-a-method.md",
+        "docs/own-model.md",
+        "docs/own-clients.md",
+        "docs/fine-tuning.md",
+        "docs/fleets.md",
+    ],
 )
 def test_examples_run_and_print_what_is_shown(
     document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -179,7 +179,7 @@ def test_new_factors_are_the_best_for_the_mean_of_products(model: Any, budgets: 
         # The first components matter most: what a device of a lower rank gets is the best it can get.
         np.testing.assert_allclose(up[:, :1] @ down[:1], best(mean, 1), atol=1e-5)
     assert (len(ranks) > 1) == (len(set(budgets)) > 1)
-    head = next(name for name in reversed(bench.tensors) if name.endswith("weight"))
+    head = next(name for name in reversed(list(bench.tensors)) if name.endswith("weight"))
     mean_head = sum(float(a) * one[head] for a, one in zip(weights, models, strict=True))
     torch.testing.assert_close(after[head], mean_head)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedpmt.records import RunRecord
 
 
-ALWAYS = set(SECTIONS) - {"budget"}
+ALWAYS = set(SECTIONS) - {"budget", "clients"}
 """Sections that a page has whether or not its runs had a budget."""
 
 

@@ -85,7 +85,7 @@ def test_the_bits_do_not_depend_on_what_was_held(
 ) -> None:
     again = partial(tuned, model=net(), **settings)
     held = digest(again())
-    found = {workers: digest(again(workers=workers)) for workers in (2, 3)}
+    found = {f"{workers} workers": digest(again(workers=workers)) for workers in (2, 3)}
     with monkeypatch.context() as patch:
         patch.setattr(KeptOutputs, "get", lambda self, device, compute: compute())
         found["nothing held"] = digest(again())
@@ -123,6 +123,7 @@ def test_the_first_round_of_a_device_pays_for_the_base() -> None:
     )
     full = fedpmt.run("fedpmt", model=net(), train=points(), test=points(), **{**GIVEN, "cohort": 4})
     predicted = api.predict(request, full.folder.parent)
+    assert full.result is not None
     assert predicted["operations"] == pytest.approx(full.result.operations)
     assert predicted["virtual_seconds"] == pytest.approx(full.result.virtual_seconds)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,6 +85,7 @@ def run(
         ("", "value"),
         show.as_rows(show.result_fields(_result(finished))),
     )
+    _show_clients([finished])
     _show_budgets(budgets([finished]))
 
 
@@ -138,8 +139,17 @@ def compare(
     if reached:
         rows = [row.texts() for row in reached]
         show.table("Time to target", list(rows[0]), [list(row.values()) for row in rows], left=2)
+    _show_clients(finished)
     _show_budgets(spent)
     show.say(f"records: {parent}")
+
+
+def _show_clients(runs: Sequence[RunRecord]) -> None:
+    """What clients get on their own test samples; nothing where they have none."""
+    texts = [row.texts() for row in tables.client_scores(runs)]
+    if texts:
+        heads = list(dict.fromkeys(head for row in texts for head in row))
+        show.table("Clients", heads, [[row.get(head, "-") for head in heads] for row in texts])
 
 
 def _show_budgets(rows: list[BudgetRow]) -> None:

@@ -67,9 +67,15 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
+NOT_SHOWN = set[str](
+    {"score_name", "maximize", "scores", "score_by_width", "clients", "score_by_client", "score_by_level"}
+)
+"""Fields of a result that are shown otherwise: as the score, or in a table of their own."""
+
+
 def result_fields(result: ResultRecord) -> dict[str, Any]:
     """What a run ended with, its score under its own name."""
-    values = result.model_dump(mode="json", exclude={"score_name", "maximize", "scores", "score_by_width"})
+    values = result.model_dump(mode="json", exclude=NOT_SHOWN)
     scored = {score_title(result.score_name): result.score_text}
     scored |= {score_title(name): f"{value:.4g}" for name, value in result.scores.items()}
     if result.score_by_width is not None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fedpmt.data.datasets import load
-from fedpmt.data.description import held_out, parse_public
 from fedpmt.data.registry import DATASETS
+from fedpmt.data.spec import held_out, parse_public
 from fedpmt.seeds import generator
 from fedpmt.types import Examples, SettingError
 

@@ -90,7 +90,8 @@ def merge_lora(module: nn.Module) -> nn.Module:
         A module of the classes that it had before, whose state has the published names. All of it requires a gradient.
 
     Example:
-        >>> merged = merge_lora(lora(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))))
+        >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+        >>> merged = merge_lora(lora(net, rank=2))
         >>> sorted(merged.state_dict())
         ['0.bias', '0.weight', '2.bias', '2.weight']
     """

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 WORDS, PLACES, TYPES = 30_522, 512, 2
 WIDTH, HIDDEN, HEADS, LAYERS = 384, 1_536, 12, 6
+HEAD_WIDTH = WIDTH // HEADS
 EPSILON = 1e-12
 
 
@@ -48,7 +49,7 @@ class SelfAttention(nn.Module):
     def forward(self, hidden: Tensor, there: Tensor) -> Tensor:
         """Mix the words' values."""
         query, key, value = (
-            each(hidden).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            each(hidden).unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2)
             for each in (self.query, self.key, self.value)
         )
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=there)

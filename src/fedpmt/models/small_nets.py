@@ -59,7 +59,7 @@ class CausalBlock(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.mix = nn.Linear(width, width)
@@ -69,7 +69,7 @@ class CausalBlock(nn.Module):
         """Attend, then map each place."""
         normed = self.norm1(hidden)
         query, key, value = (
-            each(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            each(normed).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for each in (self.query, self.key, self.value)
         )
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedpmt.types import Scalar
 
 PRETRAINED, RANDOM = "pretrained", "random"
-WHOLE, HEAD = "all", "head"
+WHOLE, HEAD, LORA = "all", "head", "lora"
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,23 @@ class Task:
     data: str  # the data set
     arguments: Mapping[str, Scalar] = field(default_factory=dict)  # of that function
     weights: str = ""  # pretrained ones; the function then takes their tensors first, or None
-    tune: tuple[str, ...] = (WHOLE,)  # what can be trained of it, the default first
-    settings: Mapping[str, Scalar] = field(
-        default_factory=dict
-    )  # in place of the data set's, where none are given
+    settings: Mapping[str, Scalar] = field(default_factory=dict)  # where the user gives none
+    tune: Mapping[str, float] = field(default_factory=dict)  # what can be trained of it, with a rate for it
+
+    def defaults(self, tune: str) -> dict[str, Scalar]:
+        """The task's settings, which come before the data set's; the rate is that of what is trained."""
+        return {**self.settings, **({"lr": self.tune[tune]} if tune in self.tune else {})}
 
 
-_MINILM: Mapping[str, Scalar] = {"epochs": 5, "batch": 10, "optimizer": "adam", "lr": 1e-4, "eval_every": 5}
+_FINE_TUNING: Mapping[str, Scalar] = {"devices": 100, "cohort": 5, "epochs": 5, "eval_every": 5}
+_MINILM: Mapping[str, Scalar] = {
+    **_FINE_TUNING,
+    "samples": 40,
+    "batch": 10,
+    "optimizer": "adam",
+    "rounds": 20,
+}
+_MINILM_RATES = {WHOLE: 1e-4, HEAD: 5e-3, LORA: 1e-3}
 
 TASKS = {
     task.name: task
@@ -68,28 +78,28 @@ TASKS = {
             "cifar10",
             arguments={"classes": 10, "size": 64},
             weights="mobilenetv2",
-            tune=(WHOLE, HEAD),
-            settings={},
+            settings={**_FINE_TUNING, "samples": 50, "batch": 25, "rounds": 40},
+            tune={WHOLE: 0.03, HEAD: 0.1, LORA: 0.1},
         ),
         Task(
             "minilm-imdb",
             "whether a review of a film is good, by a MiniLM that has learned sentences",
             "fedpmt.models.minilm:build",
             "imdb",
-            arguments={"classes": 2},
+            arguments={"classes": 2, "length": 64},
             weights="minilm",
-            tune=(WHOLE, HEAD),
             settings=_MINILM,
+            tune=_MINILM_RATES,
         ),
         Task(
             "minilm-reuters",
             "the subject of a news item, by the same MiniLM",
             "fedpmt.models.minilm:build",
             "reuters",
-            arguments={"classes": 10},
+            arguments={"classes": 10, "length": 32},
             weights="minilm",
-            tune=(WHOLE, HEAD),
             settings=_MINILM,
+            tune=_MINILM_RATES,
         ),
     )
 }

@@ -210,8 +210,9 @@ class Price:
 
     def _suffixes(self) -> list[Measurement]:
         """What training takes from each layer on, first layer first."""
+        # Without a kept base, whose outputs are no layer's activations.
         return [
-            self._measure(depth.suffix(self.structure, frozen, ""))
+            self._measure(depth.suffix(self.structure, frozen, ""), keeps_base=False)
             for frozen in range(len(self.structure.layers))
         ]
 

@@ -21,7 +21,7 @@ from fedpmt.report.groups import (
 )
 from fedpmt.report.markup import Material, details, document, section, table
 from fedpmt.report.pictures import breakdown_section, busy_section, layers_section, score_section
-from fedpmt.report.results import budget_section, summary_section, targets_section
+from fedpmt.report.results import budget_section, clients_section, summary_section, targets_section
 from fedpmt.report.tables import write_csv, write_file
 from fedpmt.types import SettingError
 
@@ -194,6 +194,7 @@ SECTIONS = {
     "summary": "Summary",
     "score": "Score",
     "targets": "Time to target",
+    "clients": "Clients",
     "budget": "Budget",
     "busy": "Who was busy",
     "layers": "Layers",
@@ -233,6 +234,7 @@ def page(
         summary_section(material, table),
         score_section(material),
         targets_section(material),
+        clients_section(material),
         budget_section(material),
         busy_section(material),
         layers_section(material),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedpmt.records import ACCURACY
 from fedpmt.report.budgets import COLUMNS as BUDGET_COLUMNS
 from fedpmt.report.budgets import budgets
-from fedpmt.report.markup import named, note, panel_row, section, table
+from fedpmt.report.markup import details, named, note, panel_row, section, table
 from fedpmt.report.quantities import (
     Unit,
     bytes_unit,
@@ -21,7 +21,7 @@ from fedpmt.report.quantities import (
     split,
     time_unit,
 )
-from fedpmt.report.tables import EVALUATED, score_names, summary, time_to_target
+from fedpmt.report.tables import EVALUATED, client_scores, score_names, summary, time_to_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -163,6 +163,36 @@ def _target_cell(row: TargetRow, rows: Sequence[TargetRow]) -> str:
     texts += [f"{row.reached} of {row.runs} seeds"] if row.reached < row.runs else []
     small = "".join(f"<small>{escape(text)}</small>" for text in texts)
     return f"<td{best}>{escape(time)}{small}</td>"
+
+
+def clients_section(material: Material) -> str:
+    """What the clients get on samples of their own; nothing where no run has any."""
+    rows = client_scores(material.runs)
+    if not rows:
+        return ""
+    heads = list(dict.fromkeys(head for row in rows for head in row.texts() if head != "run"))
+    body, panel = list[str](), ""
+    for row in rows:
+        if row.panel != panel:
+            panel = row.panel
+            body.append(panel_row(panel, len(heads) + 1))
+        texts = row.texts()
+        cells = "".join(f"<td>{escape(texts.get(head, '-'))}</td>" for head in heads)
+        body.append(f'<tr><th scope="row">{named(row.line, material.looks.get(row.line))}</th>{cells}</tr>')
+    words = (
+        f"The {material.score_name} of each client's own test samples at the end of a run, each client counting the "
+        "same: the mean, the standard deviation over clients, the mean of the worst tenth of them, and the means on "
+        "each level, 1 being the slowest."
+    )
+    names = list(dict.fromkeys(name for row in rows for name in row.by_client))
+    each = []
+    for name in names:
+        cells = "".join(
+            f"<td>{escape(show(row.by_client.get(name), score_unit(row.score_name)))}</td>" for row in rows
+        )
+        each.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
+    one_by_one = details("Client by client", table(["", *(row.label for row in rows)], each))
+    return section("clients", "Clients", note(words), table(["", *heads], body), one_by_one)
 
 
 def budget_section(material: Material) -> str:

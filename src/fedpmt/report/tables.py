@@ -193,6 +193,67 @@ def time_to_target(runs: Sequence[RunRecord], targets: Sequence[float] | None = 
     return rows
 
 
+@dataclass(frozen=True)
+class ClientsRow:
+    """The scores of clients' own test samples in a group of runs; of a run, at its end."""
+
+    label: str
+    panel: str
+    line: str
+    count: int  # clients that have some
+    mean: Spread | None
+    spread: Spread | None
+    worst_tenth: Spread | None
+    by_level: Mapping[str, Spread | None]
+    by_client: Mapping[str, Spread | None]
+    score_name: str = ACCURACY
+
+    def texts(self) -> dict[str, str]:
+        """The cells as a person reads them, by column title."""
+        unit = score_unit(self.score_name)
+        levels = {f"level {level}": show(value, unit) for level, value in self.by_level.items()}
+        own = {"mean": self.mean, "spread": self.spread, "worst tenth": self.worst_tenth}
+        return {
+            "run": self.label,
+            "clients": str(self.count),
+            **{title: show(value, unit) for title, value in own.items()},
+            **levels,
+        }
+
+
+def client_scores(runs: Sequence[RunRecord]) -> list[ClientsRow]:
+    """One row per group of runs whose clients have test samples of their own."""
+    rows = []
+    for group in group_runs(runs):
+        results = [run.result for run in group.runs if run.result is not None]
+        own = [result.clients for result in results if result.clients is not None]
+        if not own:
+            continue
+        by_level = [result.score_by_level or {} for result in results]
+        by_client = [result.score_by_client or {} for result in results]
+        rows.append(
+            ClientsRow(
+                label=group.label,
+                panel=group.panel,
+                line=group.line,
+                count=max(one.count for one in own),
+                mean=Spread.of(one.mean for one in own),
+                spread=Spread.of(one.spread for one in own),
+                worst_tenth=Spread.of(one.worst_tenth for one in own),
+                by_level=_spreads(by_level),
+                by_client={clean(name): value for name, value in _spreads(by_client).items()},
+                score_name=group.score_name,
+            )
+        )
+    return rows
+
+
+def _spreads(every: Sequence[Mapping[str, float]]) -> dict[str, Spread | None]:
+    """The spread over runs of each number that one of them has."""
+    names = dict.fromkeys(name for one in every for name in one)
+    return {name: Spread.of(one.get(name) for one in every) for name in names}
+
+
 def default_targets(runs: Sequence[RunRecord]) -> tuple[float, ...]:
     """Up to five round accuracies that some run reaches, none below half of the best.
 

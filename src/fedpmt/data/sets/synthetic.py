@@ -61,8 +61,8 @@ class SyntheticData(FederatedData):
         public: str = "none",
         validation: float = 0.0,
     ) -> None:
-        from fedpmt.data.description import held_out, parse_public
         from fedpmt.data.public import noise, unlabelled
+        from fedpmt.data.spec import held_out, parse_public
 
         self.name = f"synthetic:{alpha:g},{beta:g}"
         self.devices = devices
