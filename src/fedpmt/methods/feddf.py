@@ -32,7 +32,7 @@ from fedpmt.methods.base import (
     acts,
     require,
 )
-from fedpmt.methods.fitted import fitted, rate_for
+from fedpmt.methods.slicing import fitted, rate_for
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL, WHOLE
 from fedpmt.parts.width import narrow_start
