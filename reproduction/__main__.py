@@ -195,8 +195,7 @@ def _produce(
 ) -> list[Artefact]:
     """Play what is missing, pack it, publish the pages, and list what was written."""
     from reproduction.artefact import publish, write_verdicts
-    from reproduction.library import name_of
-    from reproduction.progress import progress
+    from reproduction.library import name_of, progress
 
     wanted = {experiment.name: experiment.runs(scope) for experiment in experiments}
     every = [settings for runs in wanted.values() for settings in runs]
