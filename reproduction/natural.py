@@ -163,7 +163,8 @@ def _percent(value: float | None, half: float | None = None) -> str:
 
 
 def _named(row: Mapping[str, Any]) -> str:
-    return row["title"] + (f" ({row['diverged']} of {row['runs']} diverged)" if row["diverged"] else "")
+    lost = f" ({row['diverged']} of {row['runs']} diverged)" if row["diverged"] else ""
+    return f"{row['title']}{lost}"
 
 
 def _people_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -329,8 +330,8 @@ IMAGES = Contest(
 TEXTS = Contest(
     "fine-tuning-texts",
     "Fine-tuning MiniLM on Reuters",
-    "A MiniLM that has learned sentences is fine-tuned by 100 devices with 40 news items each, to tell ten subjects apart "
-    "(`--task minilm-reuters`).",
+    "A MiniLM that has learned sentences is fine-tuned by 100 devices with 40 news items each, to tell ten subjects "
+    "apart (`--task minilm-reuters`).",
     "minilm-reuters",
     20,
     (0.70, 0.80, 0.85),
