@@ -76,6 +76,20 @@ def test_every_method_has_the_bits_of_the_simulator_and_its_bytes(method: str, t
         assert all(one.outcome == "arrived" for one in ours.devices)
 
 
+def test_unequal_devices_have_the_bits_of_the_simulator(tmp_path: Path) -> None:
+    """The server plans by what nodes report, and weighs by it; what they keep for their own test is not trained on."""
+    given = {**BITS, "method": "fedpmt", "partition": "iid", "amounts": "lognormal:1", "held_out": 0.2}
+    simulated = api.run(out=tmp_path / "simulated", **given)
+    deployed, _ = deploy(tmp_path, given)
+    assert_same_bits(deployed, simulated)
+    held = [
+        [(one.samples, one.part) for step in run.rounds for one in step.devices]
+        for run in (simulated, deployed)
+    ]
+    assert held[0] == held[1]
+    assert len({samples for samples, _ in held[0]}) > 3
+
+
 @pytest.mark.parametrize(
     "method",
     [FedPMT(server=Momentum(0.9, lr=0.3)), HeteroFL(server=Yogi(lr=0.02, beta1=0.8, beta2=0.9, tau=0.01))],

@@ -102,6 +102,14 @@ class ReportedData(FederatedData):
         """How many samples the device's node has reported."""
         return self._roster.of(device).samples
 
+    @property
+    def sizes(self) -> int | np.ndarray | None:
+        """What all nodes have reported; None as long as some have not."""
+        if not all(self._roster.knows(device) for device in range(self.devices)):
+            return None
+        sizes = np.array([self._roster.of(device).samples for device in range(self.devices)])
+        return int(sizes[0]) if (sizes == sizes[0]).all() else sizes
+
     def label_counts(self, device: int) -> np.ndarray | None:
         """How many samples of each class its node has reported; None where it was not asked."""
         return self._roster.of(device).label_counts if self._roster.knows(device) else None
