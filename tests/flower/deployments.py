@@ -1,7 +1,7 @@
 """Deployments to test on: without Flower's processes, and with them on the loopback interface.
 
-Without them, the real apps run over a grid that calls the nodes one after another. Every message is written to bytes and
-read back on its way, so what does not survive the wire fails here too.
+Without them, the real apps run over a grid that calls the nodes one after another. Every message is written to bytes
+and read back on its way, so what does not survive the wire fails here too.
 """
 
 from __future__ import annotations
