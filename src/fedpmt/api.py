@@ -29,8 +29,7 @@ from fedpmt.methods.registry import (
     short_name,
     typed_options,
 )
-from fedpmt.models.nets import NETS, net
-from fedpmt.models.tasks import PRETRAINED, RANDOM, TASKS
+from fedpmt.models.nets import NETS, PRETRAINED, RANDOM, TASKS, net
 from fedpmt.progress import show_progress
 from fedpmt.records import ACCURACY, RunRecord, check_target
 from fedpmt.runs import Run, Runs, Scratch, read_run, resumable

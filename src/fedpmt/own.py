@@ -23,7 +23,7 @@ from fedpmt.data.federated import federate_dataset
 from fedpmt.data.registry import find_dataset, is_own
 from fedpmt.models.layered import layered
 from fedpmt.models.lora import lora
-from fedpmt.models.tasks import HEAD, LORA, PRETRAINED, RANDOM, TASKS
+from fedpmt.models.nets import HEAD, LORA, PRETRAINED, RANDOM, TASKS
 from fedpmt.models.unwrap import check_module, unwrap
 from fedpmt.models.weights import load_strictly, pretrained, read_tensors
 from fedpmt.simulation.problem import Problem

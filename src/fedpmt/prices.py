@@ -16,7 +16,7 @@ from fedpmt.api import (
     with_model,
 )
 from fedpmt.data.registry import find_dataset, is_own
-from fedpmt.models.tasks import TASKS
+from fedpmt.models.nets import TASKS
 from fedpmt.settings import RunSettings, Settings
 from fedpmt.types import Arrays, SettingError
 

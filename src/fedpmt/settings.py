@@ -22,9 +22,8 @@ from pydantic import (
 from fedpmt.data.description import Defaults
 from fedpmt.data.registry import default_for, find_dataset, is_own, spellings
 from fedpmt.data.spec import held_out, parse_public
-from fedpmt.models.nets import NETS, Net
+from fedpmt.models.nets import NETS, PRETRAINED, RANDOM, TASKS, WHOLE, Net, Task
 from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
-from fedpmt.models.tasks import PRETRAINED, RANDOM, TASKS, WHOLE, Task
 from fedpmt.records import EXECUTION
 from fedpmt.resources import BudgetSetting, parse_budget
 from fedpmt.types import Scalar, SettingError, Table

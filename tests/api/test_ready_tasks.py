@@ -21,7 +21,7 @@ from fedpmt.data.description import DataFile
 from fedpmt.data.registry import DATASETS
 from fedpmt.models import weights
 from fedpmt.models.mobilenetv2 import MobileNetV2
-from fedpmt.models.tasks import TASKS
+from fedpmt.models.nets import TASKS
 from fedpmt.models.weights import WEIGHTS
 from fedpmt.settings import resolve
 from fedpmt.types import SettingError

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from deployments import READ_ONCE, InProcessGrid, deploy, nodes_of, start
 from flwr.app import Context, RecordDict
-from in_process import READ_ONCE, InProcessGrid, deploy, nodes_of, start
 from torch import nn
 
 from fedpmt import api

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from bad_replies import GOOD, NODES, ROUNDS, RUN, kind, spoil
+from deployments import deploy, nodes_of
 from flwr.app import Error, Message
-from in_process import deploy, nodes_of
 
 from fedpmt import api
 from fedpmt.flower import roster

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from deployments import BITS, CARRIED, NOT_CARRIED, deploy
 from flwr.app import Error, Message
-from in_process import BITS, CARRIED, NOT_CARRIED, deploy
 
 from fake_cuda import pretended
 from fedpmt import api
@@ -24,7 +24,7 @@ from fedpmt.types import SettingError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from in_process import InProcessGrid
+    from deployments import InProcessGrid
 
     from fedpmt.records import RunRecord
     from fedpmt.settings import Settings

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import bad_replies
 import pytest
-from in_process import deploy
-from real_processes import HERE, digest, finished, processes, rounds_done, simulated, until, written
+from deployments import HERE, deploy, digest, finished, processes, rounds_done, simulated, until, written
 
 from fedpmt.flower.loopback import Loopback, node_configs
 

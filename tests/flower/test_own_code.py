@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from in_process import BITS, InProcessGrid, deploy, nodes_of, start
+from deployments import BITS, InProcessGrid, deploy, nodes_of, start
 from torch import nn
 
 from fedpmt import api

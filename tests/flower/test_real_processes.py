@@ -18,9 +18,25 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from deployments import (
+    BITS,
+    FIVE,
+    HERE,
+    NARROW,
+    PARTS,
+    RUN,
+    assert_close,
+    deploy,
+    digest,
+    finished,
+    left_of,
+    model_of,
+    rounds_done,
+    simulated,
+    until,
+    written,
+)
 from flwr.app import Error, Message
-from in_process import BITS, NARROW, PARTS, RUN, assert_close, deploy, model_of
-from real_processes import HERE, METHODS, digest, finished, left_of, rounds_done, simulated, until, written
 
 from fedpmt.flower.loopback import Loopback, Tls, node_configs
 from fedpmt.records import read_run
@@ -71,7 +87,7 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     assert left_of(federation.port) == []
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FIVE)
 def test_a_deployment_has_the_bits_of_the_simulator(method: str, deployed: Loopback, tmp_path: Path) -> None:
     given = {**BITS, "method": method}
     run = finished(deployed, deployed.submit(written(tmp_path, given)), tmp_path)
@@ -79,7 +95,7 @@ def test_a_deployment_has_the_bits_of_the_simulator(method: str, deployed: Loopb
     assert all(one.outcome == "arrived" for step in run.rounds for one in step.devices)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FIVE)
 def test_ray_has_the_bits_of_the_simulator(method: str, on_ray: Loopback, tmp_path: Path) -> None:
     given = {**BITS, "method": method}
     app = written(tmp_path, given, state_dir=str(tmp_path / "nodes"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from in_process import BITS, InProcessGrid, deploy, nodes_of
+from deployments import BITS, InProcessGrid, deploy, nodes_of
 
 from fedpmt import api
 from fedpmt.cli.main import program

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from deployments import BITS, RUN_ID, SERVER, InProcessGrid, deploy, nodes_of
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from in_process import BITS, RUN_ID, SERVER, InProcessGrid, deploy, nodes_of
 
 from fedpmt.flower import roster as module
 from fedpmt.flower.roster import AGAIN_SECONDS, ANSWER_SECONDS, Limits, Roster

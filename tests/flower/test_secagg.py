@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from bad_replies import EMPTY_ZIP
+from deployments import NARROW, PARTS, RUN, WIDE, InProcessGrid, assert_close, deploy, model_of, nodes_of
 from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord
-from in_process import NARROW, PARTS, RUN, WIDE, InProcessGrid, assert_close, deploy, model_of, nodes_of
 from torch import nn
 
 from fedpmt import api

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from deployments import RUN_ID, SERVER, InProcessGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from in_process import RUN_ID, SERVER, InProcessGrid
 
 from fedpmt.flower.factory import SECURE_ANSWERS, _handle
 from fedpmt.flower.secure import masks

@@ -208,7 +208,7 @@ def test_quick(tmp_path: Path) -> None:
 
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-QUICK = ("complexity", "leaderboard-embedded-even")
+QUICK = ("complexity", "leaderboard-embedded-even", "people")
 """Made in seconds; the others read more runs, or train a little."""
 
 SLOW = (

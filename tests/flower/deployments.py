@@ -1,11 +1,16 @@
-"""Flower without its processes: the real apps over a grid that calls the nodes one after another.
+"""Deployments to test on: without Flower's processes, and with them on the loopback interface.
 
-Every message is written to bytes and read back on its way, so what does not survive the wire fails here too.
+Without them, the real apps run over a grid that calls the nodes one after another. Every message is written to bytes
+and read back on its way, so what does not survive the wire fails here too.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from unittest import mock
 from uuid import uuid4
@@ -20,18 +25,19 @@ from safetensors.torch import load_file
 from fedpmt import api
 from fedpmt.data.sets import embedded
 from fedpmt.flower import paper_apps
-from fedpmt.flower.deployment import Deployment, write_config
+from fedpmt.flower.deployment import Deployment, write_app, write_config
 from fedpmt.flower.secure.layer_vector import Scale
 from fedpmt.methods.registry import general_methods
-from fedpmt.records import MODEL_FILE, RunRecord, read_run
+from fedpmt.records import MODEL_FILE, ROUNDS, RunRecord, read_rounds, read_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
     from torch import Tensor
+
+    from fedpmt.flower.loopback import Loopback
 
 
 RUN_ID, SERVER = 7, 1
@@ -215,3 +221,62 @@ def assert_close(ours: dict[str, Tensor], plain: dict[str, Tensor], rounds: int 
             name,
             off.max(),
         )
+
+
+HERE = Path(__file__).parent
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(api.__file__).parents[1]), str(HERE)])
+"""Flower's processes are to import the package that is tested here, and the bad node's app."""
+
+FIVE = ("fedpmt", "fedavg", "feddrop", "scaffold", "heterofl")
+RUN_SECONDS = 600.0
+
+
+def written(folder: Path, given: dict[str, Any], **deployment: Any) -> Path:
+    """An app folder; its records go to `folder`/run."""
+    own = Deployment(out=str(folder / "run"), **deployment)
+    write_app(folder / "app", api.settings_of(given), own)
+    return folder / "app"
+
+
+def finished(federation: Loopback, run: int, folder: Path, seconds: float = RUN_SECONDS) -> RunRecord:
+    """The records of a run that has completed."""
+    status = federation.wait(run, seconds)
+    assert status == "finished:completed", federation.log(run)[-3000:]
+    return read_run(folder / "run")
+
+
+def simulated(folder: Path, given: dict[str, Any]) -> str:
+    """The weights that the simulator's plain executor ends with."""
+    return digest(api.run(out=folder / "simulated", **given))
+
+
+def digest(run: RunRecord) -> str:
+    assert run.result is not None
+    return run.result.weights_sha256
+
+
+def until(holds: Callable[[], bool], seconds: float = 180.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.2)
+
+
+def rounds_done(folder: Path) -> int:
+    return len(read_rounds(folder / "run" / ROUNDS))
+
+
+def left_of(port: int) -> list[int]:
+    """What is left of a SuperLink on this port, its nodes and all that they have started."""
+    return processes(f"127.0.0.1:{port} ") + processes(f"--port {port} ")
+
+
+def processes(text: str) -> list[int]:
+    """The processes whose command line has this text in it, defunct ones left out."""
+    listed = subprocess.run(
+        ["ps", "-ww", "-eo", "pid=,stat=,args="], capture_output=True, text=True, check=True
+    )
+    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+    return [
+        int(row[0]) for row in rows if len(row) == 3 and text in f"{row[2]} " and not row[1].startswith("Z")
+    ]
