@@ -34,6 +34,8 @@ PAGES = {
     "convergence": "Theorem 1 of the paper against convex problems.",
     "rivals": "Methods that exchange weights, at equal operations.",
     "people": "Activities of 30 people, each with a device and a test of their own.",
+    "fine-tuning-images": "A pretrained MobileNetV2 on CIFAR-10.",
+    "fine-tuning-texts": "A pretrained MiniLM on Reuters' news.",
     "roles": "What 138 roles of Shakespeare's say next, likewise.",
 }
 
@@ -195,8 +197,7 @@ def _produce(
 ) -> list[Artefact]:
     """Play what is missing, pack it, publish the pages, and list what was written."""
     from reproduction.artefact import publish, write_verdicts
-    from reproduction.library import name_of
-    from reproduction.progress import progress
+    from reproduction.library import name_of, progress
 
     wanted = {experiment.name: experiment.runs(scope) for experiment in experiments}
     every = [settings for runs in wanted.values() for settings in runs]

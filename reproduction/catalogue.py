@@ -9,7 +9,7 @@ from reproduction.comparison import COMPARISON
 from reproduction.completion_time import COMPLETION_TIME
 from reproduction.complexity import COMPLEXITY
 from reproduction.leaderboard import RIVALS
-from reproduction.natural import PEOPLE, ROLES, experiment
+from reproduction.natural import IMAGES, PEOPLE, ROLES, TEXTS, experiment
 from reproduction.paper import Experiment
 from reproduction.studies import STUDIES_EXPERIMENT
 
@@ -37,5 +37,7 @@ EXPERIMENTS = {
         RIVALS,
         experiment(PEOPLE),
         experiment(ROLES),
+        experiment(IMAGES),
+        experiment(TEXTS),
     )
 }

@@ -25,14 +25,14 @@ from reproduction.convergence_page import (
 )
 from reproduction.paper import flags
 from reproduction.theory import studies
-from reproduction.theory.rates import level, ratio, significant, slope
+from reproduction.theory.bound import level, ratio, significant, slope
 from reproduction.theory.studies import DEPTHS, FEDAVG, FIXED, REDRAWN, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from reproduction.theory.bound import Interval
     from reproduction.theory.descent import Trace
-    from reproduction.theory.rates import Interval
     from reproduction.theory.studies import Case, Floor, Theorem
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from fedpmt.pricing.plan import splitting_constant
 from fedpmt.report.theme import INK, MUTED, PALETTE, RESERVED, new_figure, themed
 from reproduction.artefact import Table
-from reproduction.theory.bound import least_offset, loss_bound
-from reproduction.theory.rates import level, ratio, significant, slope
+from reproduction.theory.bound import least_offset, level, loss_bound, ratio, significant, slope
 from reproduction.theory.studies import DEPTHS, FEDAVG, FEDPMT, FIXED, REDRAWN
 
 if TYPE_CHECKING:

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedpmt.resources import FIELDS, RESOURCES, ROUNDING, UNITS, UNLIMITED, Budget, Resources, parse_budget
+from fedpmt.resources import (
+    FIELDS,
+    RESOURCES,
+    ROUNDING,
+    UNITS,
+    UNLIMITED,
+    BudgetSetting,
+    Resources,
+    parse_budget,
+)
 from fedpmt.types import SettingError
 
 WHOLE = Resources(operations=200.0, seconds=200.0, traffic=200.0, upload=200.0, memory=200.0)
@@ -17,7 +26,7 @@ WHOLE = Resources(operations=200.0, seconds=200.0, traffic=200.0, upload=200.0, 
 def test_a_resource_alone_leaves_the_amount_to_fedpmt() -> None:
     for resource in RESOURCES:
         budget = parse_budget(resource)
-        assert budget == Budget(resource)
+        assert budget == BudgetSetting(resource)
         assert budget.planned
         budget.check_levels(resource, 5)
 

@@ -73,7 +73,7 @@ def _called(key: str, text: str, data_dir: Path | None) -> Any:
     """What settings name, loaded once, since all runs of a comparison ask for it."""
     kind, _, argument = text.partition(":")
     if key == "data" and kind == "folder":
-        from fedpmt.data.pictures import load_folder
+        from fedpmt.data.images import load_folder
 
         return load_folder(argument)
     if key == "data" and kind == "hf":

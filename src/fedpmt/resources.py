@@ -84,7 +84,7 @@ UNLIMITED = Resources(math.inf, math.inf, math.inf, math.inf, math.inf)
 
 
 @dataclass(frozen=True)
-class Budget:
+class BudgetSetting:
     """The setting `budget`, parsed: which resource is limited, and to how much."""
 
     resource: Resource
@@ -111,11 +111,11 @@ class Budget:
 
 
 @cache
-def parse_budget(text: str) -> Budget:
+def parse_budget(text: str) -> BudgetSetting:
     """Parse the setting `budget`.
 
     >>> parse_budget("upload")
-    Budget(resource='upload', amounts=())
+    BudgetSetting(resource='upload', amounts=())
     >>> parse_budget("time=20s").amounts, parse_budget("memory=2/5,1").amounts
     (((20.0, True),), ((0.4, False), (1.0, False)))
     >>> parse_budget("operation")
@@ -127,8 +127,8 @@ def parse_budget(text: str) -> Budget:
     if resource is None:
         raise SettingError.unknown("budget", name, RESOURCES)
     if not equals:
-        return Budget(resource)
-    return Budget(resource, tuple(_amount(text, resource, part.strip()) for part in rest.split(",")))
+        return BudgetSetting(resource)
+    return BudgetSetting(resource, tuple(_amount(text, resource, part.strip()) for part in rest.split(",")))
 
 
 def _amount(text: str, resource: Resource, part: str) -> tuple[float, bool]:

@@ -26,7 +26,7 @@ from fedpmt.models.nets import NETS, Net
 from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
 from fedpmt.models.tasks import PRETRAINED, RANDOM, TASKS, WHOLE, Task
 from fedpmt.records import EXECUTION
-from fedpmt.resources import Budget, parse_budget
+from fedpmt.resources import BudgetSetting, parse_budget
 from fedpmt.types import Scalar, SettingError, Table
 
 if TYPE_CHECKING:
@@ -407,7 +407,7 @@ class Settings(BaseModel):
         return self
 
     @property
-    def limits(self) -> Budget | None:
+    def limits(self) -> BudgetSetting | None:
         """The budget, parsed."""
         return None if self.budget is None else parse_budget(self.budget)
 

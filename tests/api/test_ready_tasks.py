@@ -49,7 +49,7 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_task_is_a_model_of_ones_own_under_a_name(images: Path, tmp_path: Path) -> None:
     run = fedpmt.run("fedpmt", task="resnet-cifar10", out=tmp_path / "task", **SMALL)
     own = fedpmt.run(
-        "fedpmt", model="fedpmt.models.resnet:ResNet", data="cifar10", out=tmp_path / "own", **SMALL
+        "fedpmt", model="fedpmt.models.small_nets:ResNet", data="cifar10", out=tmp_path / "own", **SMALL
     )
     assert run.settings["task"] == "resnet-cifar10"
     ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("task", "own"))

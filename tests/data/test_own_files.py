@@ -13,7 +13,7 @@ import torch
 
 import fedpmt
 from fedpmt.data.hugging_face import load_hugging_face
-from fedpmt.data.pictures import load_folder
+from fedpmt.data.images import load_folder
 from fedpmt.data.registry import find_dataset
 from fedpmt.types import SettingError
 

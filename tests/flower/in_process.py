@@ -15,13 +15,15 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load_file
 
 from fedpmt import api
 from fedpmt.data.sets import embedded
 from fedpmt.flower import paper_apps
 from fedpmt.flower.deployment import Deployment, write_config
+from fedpmt.flower.secure.layer_vector import Scale
 from fedpmt.methods.registry import general_methods
-from fedpmt.records import RunRecord, read_run
+from fedpmt.records import MODEL_FILE, RunRecord, read_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
 
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
+    from torch import Tensor
 
-RUN, SERVER = 7, 1
+
+RUN_ID, SERVER = 7, 1
 NOT_CARRIED = ("comet", "fedgkt")
 """Methods that are refused on Flower: their devices keep nets of their own."""
 CARRIED = [name for name in general_methods() if name not in NOT_CARRIED]
@@ -116,7 +120,7 @@ class InProcessGrid(Grid):
         node = message.metadata.dst_node_id
         received, down = over_the_wire(message)
         config = {"partition-id": 0, **self.nodes[node]}
-        context = Context(RUN, node, config, self.states[node], self.run_config)
+        context = Context(RUN_ID, node, config, self.states[node], self.run_config)
         try:
             reply: Message | None = self.client(received, context)
         except Exception as error:
@@ -166,7 +170,48 @@ def deploy(
 
 def start(server: ServerApp, grid: Grid, config: dict[str, Any]) -> None:
     """Run a ServerApp in this process."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, SERVER, RUN
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER, RUN_ID
     # Reading the built-in images is most of what a tiny run takes.
     with mock.patch.object(embedded, "_table", READ_ONCE):
-        server(grid, Context(RUN, SERVER, {}, RecordDict(), config))
+        server(grid, Context(RUN_ID, SERVER, {}, RecordDict(), config))
+
+
+REACH, SAMPLES = 8.0, 20
+RUN: dict[str, Any] = {
+    "method": "fedpmt",
+    "devices": 4,
+    "samples": SAMPLES,
+    "cohort": 4,
+    "batch": 10,
+    "rounds": 1,
+    "lr": 0.1,
+    "levels": "1/2x2,1x2",
+    "deadline": 1000.0,
+    "full_seconds": 1000.0,
+    "executor": "plain",
+}
+WIDE, NARROW = (0, 3), (1, 2)
+PARTS = ["depth 4", "depth 2", "depth 2", "depth 4"]
+FLOAT = 2.0**-24
+"""Half a step of a float below one: both results are rounded to floats, a few times each."""
+
+
+def model_of(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "run" / MODEL_FILE)
+
+
+def assert_close(ours: dict[str, Tensor], plain: dict[str, Tensor], rounds: int = 1) -> None:
+    """Equal but for quantisation, n R / 2³² an entry and round with equal weights, and the rounding of floats.
+
+    What one round is off by, training in the next makes more of: at these rates less than ten times as much.
+    """
+    bound = Scale(REACH, RUN["devices"], SAMPLES).error(1, SAMPLES) * 10 ** (rounds - 1)
+    assert set(ours) == set(plain)
+    for name, tensor in plain.items():
+        off = (ours[name].double() - tensor.double()).abs()
+        assert bool(
+            (off <= bound + 8 * 10 ** (rounds - 1) * FLOAT * tensor.double().abs().clamp(min=0.1)).all()
+        ), (
+            name,
+            off.max(),
+        )

@@ -15,8 +15,8 @@ from torch import nn
 
 from fedpmt import api
 from fedpmt.flower import apps, node_problem
+from fedpmt.flower.client import StoredOutputs
 from fedpmt.flower.deployment import Deployment, write_config
-from fedpmt.flower.stored import StoredOutputs
 from fedpmt.flower.wire import array_bytes
 from fedpmt.models.lora import lora
 from fedpmt.records import read_run

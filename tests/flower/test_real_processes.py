@@ -19,9 +19,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from flwr.app import Error, Message
-from in_process import BITS, deploy
+from in_process import BITS, NARROW, PARTS, RUN, assert_close, deploy, model_of
 from real_processes import HERE, METHODS, digest, finished, left_of, rounds_done, simulated, until, written
-from secagg_run import NARROW, PARTS, RUN, assert_close, model_of
 
 from fedpmt.flower.loopback import Loopback, Tls, node_configs
 from fedpmt.records import read_run

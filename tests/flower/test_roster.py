@@ -9,7 +9,7 @@ import pytest
 import torch
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from in_process import BITS, RUN, SERVER, InProcessGrid, deploy, nodes_of
+from in_process import BITS, RUN_ID, SERVER, InProcessGrid, deploy, nodes_of
 
 from fedpmt.flower import roster as module
 from fedpmt.flower.roster import AGAIN_SECONDS, ANSWER_SECONDS, Limits, Roster
@@ -63,7 +63,7 @@ def client_of(words: dict[int, Any]) -> Any:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, SERVER, RUN
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER, RUN_ID
     found = Clock()
     monkeypatch.setattr(module, "time", found)
     return found

@@ -9,8 +9,7 @@ import pytest
 import torch
 from bad_replies import EMPTY_ZIP
 from flwr.app import Array, ConfigRecord, Error, Message, MetricRecord
-from in_process import InProcessGrid, deploy, nodes_of
-from secagg_run import NARROW, PARTS, RUN, WIDE, assert_close, model_of
+from in_process import NARROW, PARTS, RUN, WIDE, InProcessGrid, assert_close, deploy, model_of, nodes_of
 from torch import nn
 
 from fedpmt import api

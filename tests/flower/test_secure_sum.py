@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from in_process import RUN, SERVER, InProcessGrid
+from in_process import RUN_ID, SERVER, InProcessGrid
 
 from fedpmt.flower.factory import SECURE_ANSWERS, _handle
 from fedpmt.flower.secure import masks
@@ -39,7 +39,7 @@ def grid_of(
     nodes: Collection[int], tamper: Callable[[Message, Message], Message | None] | None = None
 ) -> InProcessGrid:
     """Nodes that only answer what a secure sum asks."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN, SERVER, RUN
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER, RUN_ID
     client = ClientApp()
     for action, answer in SECURE_ANSWERS.items():
         client.train(action)(_handle(answer))
@@ -238,7 +238,7 @@ def asked_again(said: dict[str, Any], *, opened: bool = True) -> tuple[RecordDic
     if opened:
         secure.open(grid, [1], 5.0)
     content = RecordDict({SECURE: ConfigRecord({"session": secure.session, **said})})
-    return content, Context(RUN, 1, {}, grid.states[1], {})
+    return content, Context(RUN_ID, 1, {}, grid.states[1], {})
 
 
 @pytest.mark.parametrize(

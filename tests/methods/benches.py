@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedpmt.methods.base import Method, Step
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Part
-    from fedpmt.pricing.cost import Cost
+    from fedpmt.pricing.cost import StepCost
     from fedpmt.training.local import LocalWork
     from fedpmt.training.messages import Reply
     from fedpmt.types import Tensors
@@ -51,7 +51,7 @@ class Bench(support.Bench):
         state, at_hand = self.state if state is None else state, replace(self.server, **server)
         return aggregate(self.method, state, replies, self.round(index), at_hand)
 
-    def cost(self, part: Part) -> Cost:
+    def cost(self, part: Part) -> StepCost:
         """The price of one batch of the method's local work on a part."""
         return work_cost(self.method.local, part, self.price, self.models[part.model].structure)
 
@@ -59,11 +59,11 @@ class Bench(support.Bench):
 class ForwardPrice(support.FlatPrice):
     """With a price of a forward pass too."""
 
-    def __call__(self, part: Part, samples: int | None = None) -> Cost:
+    def __call__(self, part: Part, samples: int | None = None) -> StepCost:
         return replace(super().__call__(part), forward=100.0)
 
 
-def work_cost(work: LocalWork[Any], part: Part, price: Any, structure: Structure) -> Cost:
+def work_cost(work: LocalWork[Any], part: Part, price: Any, structure: Structure) -> StepCost:
     """The price of one batch of a part, with all that this local work adds to it."""
     meter = Meter(Times(price, 1.0, 1), {}, Device(0, 1, 1.0), 1, 1)
     return meter.cost(replace(part, extra=work.extra(part, price, structure)))

@@ -17,7 +17,7 @@ from fedpmt.models.layered import layered
 from fedpmt.models.nets import NETS
 from fedpmt.parts.part import GLOBAL, Part, take
 from fedpmt.parts.width import corners
-from fedpmt.pricing.cost import Cost, Memory
+from fedpmt.pricing.cost import RoundMemory, StepCost
 from fedpmt.pricing.meter import upload_bytes
 from fedpmt.simulation.loop import payload_bytes
 from fedpmt.training.local import Job, Run
@@ -188,9 +188,9 @@ class TestDistillation:
             bench.method.local.start(replace(job(bench), site=other))
 
 
-def cost(operations: float, activations: int) -> Cost:
-    memory = Memory(0, 0, activations, 0, step=activations)
-    return Cost(0, operations, 0, 0, 10, 0.5, memory, sustained=operations + 10)
+def cost(operations: float, activations: int) -> StepCost:
+    memory = RoundMemory(0, 0, activations, 0, step=activations)
+    return StepCost(0, operations, 0, 0, 10, 0.5, memory, sustained=operations + 10)
 
 
 def test_price_is_the_mean_over_widths_or_both_together() -> None:
@@ -200,7 +200,7 @@ def test_price_is_the_mean_over_widths_or_both_together() -> None:
     prices = {"0": cost(90, 5), "1": cost(190, 6), "2": cost(290, 8)}
     structure = Bench(FjORD()).model.structure
 
-    def priced(part: Part, *, distil: bool = False) -> Cost:
+    def priced(part: Part, *, distil: bool = False) -> StepCost:
         return work_cost(OrderedDropout(distil), part, lambda one, samples=None: prices[one.label], structure)
 
     mean = priced(widest)
@@ -234,7 +234,7 @@ def test_what_the_fast_path_leaves_to_the_oracle() -> None:
 class QuarterPrice(FlatPrice):
     """The whole net's size for its whole width, and a quarter of it for half the width."""
 
-    def __call__(self, part: Part, samples: int | None = None) -> Cost:
+    def __call__(self, part: Part, samples: int | None = None) -> StepCost:
         structure = self.models[GLOBAL].structure
         whole = float(structure.size(structure.tensors))
         return cost(whole / 4 if part.label == "p 0.50" else whole, 0)

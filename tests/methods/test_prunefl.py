@@ -31,7 +31,7 @@ from fedpmt.types import SettingError
 from support import SMALL, FlatPrice, samples
 
 if TYPE_CHECKING:
-    from fedpmt.pricing.cost import Cost
+    from fedpmt.pricing.cost import StepCost
 
 POSITIVE = st.floats(0.01, 10)
 
@@ -393,7 +393,7 @@ class WholePrice(FlatPrice):
     """Knows the whole model's price too, which amounts that no part has are measured by."""
 
     @property
-    def full(self) -> Cost:
+    def full(self) -> StepCost:
         return self(full(self.models[GLOBAL].structure))
 
 

@@ -17,8 +17,20 @@ from fedpmt.models.structure import Axis
 from fedpmt.parts.part import take
 from fedpmt.parts.width import channel_norms, hidden_groups
 from fedpmt.types import SettingError
-from models.narrow_nets import check_narrow, half, run, structure_of, tensors_of
-from models.nets_of_users import Attention, Grouped, Loose, ResNet, Shared, Tied, Transformer
+from models.nets_of_users import (
+    Attention,
+    Grouped,
+    Loose,
+    ResNet,
+    Shared,
+    Tied,
+    Transformer,
+    check_narrow,
+    half,
+    run,
+    structure_of,
+    tensors_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ from fedpmt.parts.depth import suffix
 from fedpmt.pricing.price import Price
 from fedpmt.training.ready_made import make_objective
 from fedpmt.types import Examples
-from models.narrow_nets import check_narrow
+from models.nets_of_users import check_narrow
 from models.page import PAGE, fill
 from models.zoo import ZOO
 from published import timm_model

@@ -13,9 +13,7 @@ from torch import nn
 
 import published  # noqa: F401  torchvision can be imported after it
 from fedpmt.models import minilm, mobilenetv2
-from fedpmt.models.characters import CharacterLSTM, CharacterTransformer
-from fedpmt.models.motion import motion_cnn
-from fedpmt.models.resnet import ResNet
+from fedpmt.models.small_nets import CharacterLSTM, CharacterTransformer, ResNet, motion_cnn
 from fedpmt.models.weights import load_strictly, read_tensors
 from fedpmt.types import SettingError
 

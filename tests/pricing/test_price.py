@@ -16,7 +16,7 @@ from fedpmt.parts.part import WHOLE, Mask, Part
 from fedpmt.parts.width import narrow
 from fedpmt.pricing import measure as measuring
 from fedpmt.pricing import price as pricing
-from fedpmt.pricing.cost import Memory
+from fedpmt.pricing.cost import RoundMemory
 from fedpmt.pricing.cost_table import dropped
 from fedpmt.pricing.price import Price
 from fedpmt.seeds import generator
@@ -24,7 +24,7 @@ from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from fedpmt.models.nets import Net
-    from fedpmt.pricing.cost import Cost
+    from fedpmt.pricing.cost import StepCost
     from fedpmt.pricing.price import Mode
 
 TASKS = list(NETS)
@@ -73,7 +73,7 @@ def closed_form(
     )
 
 
-def numbers(cost: Cost) -> tuple[float, float, float, float, float]:
+def numbers(cost: StepCost) -> tuple[float, float, float, float, float]:
     return cost.prefix, cost.forward, cost.error, cost.gradient, cost.update
 
 
@@ -193,7 +193,7 @@ class TestMemory:
             # While 64 samples are in the first ReLU, those of an earlier chunk are in the cache.
             prefix_pass = cache + 4 * 64 * (400 + 400) if cached and frozen else 0
             received_and_copied = 4 * 515_610 + gradients
-            expected = Memory(received_and_copied, gradients, activations, 0, cache, prefix_pass, step)
+            expected = RoundMemory(received_and_copied, gradients, activations, 0, cache, prefix_pass, step)
             assert price(depth.suffix(price.structure, frozen, "")).memory == expected
 
     def test_momentum_is_one_number_for_each_trained_one(self) -> None:

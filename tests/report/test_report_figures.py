@@ -13,8 +13,8 @@ from report_samples import SETTINGS, comparison, device, run, step, wrap
 from fedpmt.report import busy, group_runs, layers, score, score_by_class, score_by_level
 from fedpmt.report.draw import draw_net
 from fedpmt.report.drawing import curve, layer_counts
+from fedpmt.report.figures import choose_round, horizon, representatives
 from fedpmt.report.theme import PALETTE, looks_of, to_svg
-from fedpmt.report.timeline import choose_round, horizon, representatives
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fedpmt.seeds import generator
 from reproduction.theory import Constants, least_offset, loss_bound, splitting_constant
+from reproduction.theory.bound import interval, level, ratio, slope
 from reproduction.theory.descent import CHUNK, Arm, Trace, _seat, descend
 from reproduction.theory.problems import Problem, Quadratic, Softmax, coverage
-from reproduction.theory.rates import interval, level, ratio, slope
 
 mixes = st.lists(st.integers(0, 20), min_size=1, max_size=6).filter(lambda counts: counts[-1] > 0)
 

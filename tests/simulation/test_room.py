@@ -10,8 +10,8 @@ import pytest
 from fedpmt import api
 from fedpmt.methods.registry import METHODS, create
 from fedpmt.simulation.assemble import assemble
+from fedpmt.simulation.coverage import kept_bytes
 from fedpmt.simulation.loop import Federation
-from fedpmt.simulation.room import kept_bytes
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:

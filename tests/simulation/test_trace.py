@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 ROOT = Path(fedpmt.__file__).parent
-FUNCTIONS, FILES = (90, 20) if kernels.available() else (126, 26)
+FUNCTIONS, FILES = (90, 20) if kernels.available() else (131, 26)
 """Without a compiler autograd trains, and its loop, the cut model and the optimizer come on top."""
 
 

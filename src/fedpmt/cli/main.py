@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
-from typing import Annotated
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
 
 from fedpmt import __version__
-from fedpmt.cli import data, deploy, model, prices, report, runs
-from fedpmt.cli.interrupt import interruptible
+from fedpmt.cli import data, deploy, prices, report, runs
 from fedpmt.cli.show import say, warnings
 from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+
+RETRY_SECONDS = 0.05
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, but not inside an import: there compiled start-up code would abort."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if not _importing(frame):
+        raise KeyboardInterrupt
+    again = threading.Timer(RETRY_SECONDS, signal.raise_signal, (number,))
+    again.daemon = True
+    again.start()
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORT_SYSTEM:
+            return True
+        frame = frame.f_back
+    return False
+
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -33,7 +73,7 @@ app.command()(prices.plan)
 app.command()(prices.profile)
 app.command()(runs.methods)
 app.add_typer(data.app, name="data")
-app.add_typer(model.app, name="model")
+app.add_typer(data.models, name="model")
 app.command()(report.report)
 app.command()(deploy.deploy)
 

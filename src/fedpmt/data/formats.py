@@ -33,15 +33,15 @@ def idx_files(*sha256: str) -> tuple[DataFile, ...]:
 
 def load_idx(dataset: Dataset, folder: Path, scale: Scale | None) -> LoadedDataset:
     """Load a data set of IDX files, as MNIST."""
-    from fedpmt.data.idx import read
     from fedpmt.data.images import standardise_grey
+    from fedpmt.data.readers import read
 
     return standardise_grey(dataset, read(dataset, folder), scale)
 
 
 def load_cifar(dataset: Dataset, folder: Path, scale: Scale | None) -> LoadedDataset:
     """Load a data set of binary or pickled batches, as CIFAR-10."""
-    from fedpmt.data.cifar import batches
     from fedpmt.data.images import standardise_batches
+    from fedpmt.data.readers import batches
 
     return standardise_batches(dataset, batches(dataset, folder), scale)

@@ -101,7 +101,7 @@ def _inputs(
 
 
 def _pictures(label: str, parts: tuple[Any, Any], column: str) -> tuple[np.ndarray, np.ndarray]:
-    from fedpmt.data.pictures import standardise_pictures
+    from fedpmt.data.images import standardise_pictures
 
     def opener(part: Any, row: int) -> Any:
         return part[row][column]

@@ -15,20 +15,22 @@ import numpy as np
 from fedpmt.api import method_of
 from fedpmt.flower.deployment import read_config
 from fedpmt.flower.secure.node import mask_reply
-from fedpmt.flower.stored import StoredOutputs, outputs_digest
 from fedpmt.flower.wire import NODE, read_order, write_reply
+from fedpmt.models.trees import tensors_in
 from fedpmt.records import write_atomically
 from fedpmt.simulation.assemble import assemble
-from fedpmt.simulation.checkpoint import DeviceStore
+from fedpmt.simulation.checkpoint import DeviceStore, read_value, write_value
 from fedpmt.simulation.cohort import choose
 from fedpmt.simulation.runner import weights_sha256
 from fedpmt.training.batches import compute_device
+from fedpmt.training.kept import KeptOutputs
 from fedpmt.training.privacy import NOISE
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import torch
     from flwr.app import Context, RecordDict
 
     from fedpmt.devices.fleet import Device
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from fedpmt.simulation.problem import Problem
     from fedpmt.training.local import Rng
     from fedpmt.training.messages import Reply
+    from fedpmt.types import Arrays, Examples
+
 
 MIB = 2**20
 
@@ -186,3 +190,32 @@ def state_folder(run: str, context: Context, fallback: str) -> Path:
     if not own and not fallback:
         raise SettingError("this run keeps state on devices: name a folder with state-dir in the node config")
     return (Path(own) if own else Path(fallback) / f"node-{device_id(context)}") / run
+
+
+FILE = "base-outputs.safetensors"
+
+
+class StoredOutputs(KeptOutputs):
+    """Outputs of one node in its folder; made anew where its samples, its base or the precision are others."""
+
+    def __init__(self, folder: Path, digest: str, device: torch.device) -> None:
+        super().__init__(limit=0)
+        self._path, self._digest, self._device = folder / FILE, digest, device
+
+    def get(self, device: int, compute: Callable[[], Arrays]) -> Arrays:
+        """What the file holds, or else is computed now and written to it."""
+        try:
+            digest, outputs = read_value(self._path, self._device)
+        except SettingError:
+            digest, outputs = "", None  # not there yet, or damaged
+        if digest != self._digest:
+            outputs = compute()
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_value(self._path, (self._digest, outputs))
+        return outputs
+
+
+def outputs_digest(problem: Problem, samples: Examples, precision: str) -> str:
+    """One number for all that the outputs are made of."""
+    inputs = {f"input {place}": one for place, one in enumerate(tensors_in(samples.inputs))}
+    return f"{precision} {weights_sha256({**problem.model.base(), **inputs})}"

@@ -15,11 +15,15 @@ the caller goes on with torch. Names are loaded when they are first used, so tha
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedpmt.kernels.rule import StepRule
-
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from torch import Tensor
+
     from fedpmt.kernels.calls import add_at as add_at
     from fedpmt.kernels.calls import available as available
     from fedpmt.kernels.calls import fold as fold
@@ -48,6 +52,36 @@ __all__ = [
     "knows",
     "train",
 ]
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """What a step does with the gradient g(y) of a batch's mean cross-entropy at the weights y.
+
+    With w the weights as received, λ the weight decay and m the momentum:
+
+        d = g(y) + constant + μ (y - w) + λ y
+        v <- m v + d,   y <- y - η v              with Nesterov's form   y <- y - η (d + m v)
+
+    The velocity v is zero when a local round begins. Where the forward pass multiplies a tensor by a factor s, g is
+    the gradient with respect to the tensor itself, not to s times it.
+    """
+
+    learning_rate: float  # η
+    momentum: float = 0.0  # m
+    nesterov: bool = False
+    weight_decay: float = 0.0  # λ
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """What the forward pass multiplies some tensors by."""
+    absent: np.ndarray | None = None
+    """Classes that the loss leaves out, as booleans: their logits are set to zero."""
+    constant: Mapping[str, Tensor] = field(default_factory=dict)
+    """What is added to every gradient, in the shapes that the device works with."""
+    strength: float = 0.0
+    """μ of a spring to the received weights."""
+    draws: np.ndarray | None = None
+    """For each step, which of the part's inner parts it trains; their number stands for the part itself. Without draws
+    every step trains the part itself."""
 
 
 if not TYPE_CHECKING:  # else mypy would believe in any name

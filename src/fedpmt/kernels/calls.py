@@ -23,8 +23,8 @@ from fedpmt.parts.width import corners
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fedpmt.kernels import StepRule
     from fedpmt.kernels.layout import Shape
-    from fedpmt.kernels.rule import StepRule
     from fedpmt.models.layered import LayeredModel
     from fedpmt.parts.part import Part
     from fedpmt.types import Arrays, Examples, Tensors

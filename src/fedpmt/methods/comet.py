@@ -30,7 +30,7 @@ from fedpmt.methods.base import (
     acts,
     require,
 )
-from fedpmt.methods.fitted import fitted, rate_for
+from fedpmt.methods.slicing import fitted, rate_for
 from fedpmt.models.structure import FLOAT_BYTES
 from fedpmt.parts.part import GLOBAL, Extra, Part, size
 from fedpmt.parts.width import narrow_start

@@ -32,7 +32,7 @@ from fedpmt.methods.base import (
     acts,
     require,
 )
-from fedpmt.methods.fitted import fitted, rate_for
+from fedpmt.methods.slicing import fitted, rate_for
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL, WHOLE
 from fedpmt.parts.width import narrow_start
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Part
-    from fedpmt.pricing.cost import Cost
+    from fedpmt.pricing.cost import StepCost
     from fedpmt.training.local import Run
     from fedpmt.training.optimizers import Optimizer
     from fedpmt.types import Tensors
@@ -252,7 +252,7 @@ class Distillation:
     """What the server's work of a round costs."""
 
     asking: float  # operations of all teachers' answers to one batch
-    students: Mapping[str, Cost]
+    students: Mapping[str, StepCost]
     public: int  # samples
     validation: int
     batch: int

@@ -1,4 +1,7 @@
-"""What methods share that cut one slice of every hidden layer by a rate; they differ in the channels they take."""
+"""What methods share that cut one slice of every hidden layer by a rate; they differ in the channels they take.
+
+Nets of their own that fit a device's budget, which FedDF and COMET give out, are such slices that share no weights.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from fedpmt.methods.averaging import Averaged, PartAveraging, Weight, send
 from fedpmt.methods.base import Traits, acts, require
 from fedpmt.models.structure import HIDDEN
+from fedpmt.parts.depth import full
 from fedpmt.parts.part import take
 from fedpmt.parts.width import of_classes, thinned, without_buffers
 from fedpmt.pricing.matching import rate_within
@@ -16,13 +20,15 @@ from fedpmt.training.messages import Task
 from fedpmt.training.scaled import RATE, ScaledWork
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
     from fedpmt.methods.base import Predictor, Round
+    from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Part
     from fedpmt.training.messages import Client
+
 
 HALVING = (1.0, 0.5, 0.25, 0.125, 0.0625)
 """Levels a to e of both papers."""
@@ -123,3 +129,15 @@ class SliceAveraging(PartAveraging):
 
     def neutral(self) -> Self:
         return replace(self, weight="samples", rate=1.0, masked=False, clip=None, norm="averaged")
+
+
+def fitted(structure: Structure, rate: float, why: str) -> Part:
+    """The net with ⌈r n_l⌉ of the n_l channels of every hidden layer; both sides know it from the rate."""
+    if rate == 1:
+        return full(structure)
+    return thinned(structure, structure.require_axes(why), rate, derivable=True)
+
+
+def rate_for(structure: Structure, fits: Callable[[Part], bool], why: str) -> float:
+    """r: the largest rate whose net a device can afford, on the 0.01 grid."""
+    return rate_within(lambda rate: fits(fitted(structure, rate, why)))

@@ -53,20 +53,20 @@ TASKS = {
         Task(
             "cnn-hapt",
             "six activities of 30 people from their phones' motion, by a convolutional net",
-            "fedpmt.models.motion:motion_cnn",
+            "fedpmt.models.small_nets:motion_cnn",
             "hapt",
         ),
         Task(
             "lstm-shakespeare",
             "the next character of a role's speech, by two LSTMs",
-            "fedpmt.models.characters:CharacterLSTM",
+            "fedpmt.models.small_nets:CharacterLSTM",
             "shakespeare",
             arguments={"alphabet": 66},
         ),
         Task(
             "transformer-shakespeare",
             "the same by a small transformer, which can also be cut by width",
-            "fedpmt.models.characters:CharacterTransformer",
+            "fedpmt.models.small_nets:CharacterTransformer",
             "shakespeare",
             arguments={"alphabet": 66},
             settings={"optimizer": "adam", "lr": 2e-3},
@@ -74,7 +74,7 @@ TASKS = {
         Task(
             "resnet-cifar10",
             "ten kinds of things in images, by ResNet-8 with GroupNorm",
-            "fedpmt.models.resnet:ResNet",
+            "fedpmt.models.small_nets:ResNet",
             "cifar10",
         ),
         Task(

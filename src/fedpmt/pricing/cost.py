@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Memory:
+class RoundMemory:
     """Bytes that a device holds in one local round, trained by PyTorch.
 
     Counted are the tensors of the round. Not counted are the device's own samples, which it has anyway, the code,
     and the module, which only lends its forward pass. Compiled code (`executor = auto`) has fewer and smaller buffers.
 
-    >>> Memory(10, 4, 5, optimizer=4, prefix_cache=20, prefix_pass=23, step=8).total
+    >>> RoundMemory(10, 4, 5, optimizer=4, prefix_cache=20, prefix_pass=23, step=8).total
     42
     """
 
@@ -31,10 +31,10 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Cost:
+class StepCost:
     """Price of one batch of n^x samples for one Part.
 
-    >>> cost = Cost(10, 20, 15, 20, 5, share=0.7, memory=Memory(0, 0, 0, 0), sustained=70)
+    >>> cost = StepCost(10, 20, 15, 20, 5, share=0.7, memory=RoundMemory(0, 0, 0, 0), sustained=70)
     >>> cost.operations
     70
     >>> [cost.round_operations(samples=12, epochs=2, batch=6, cached=cached) for cached in (False, True)]
@@ -50,7 +50,7 @@ class Cost:
     gradient: float  # weight gradients D_{l,l-1}
     update: float  # W - η_t D, one per trained parameter
     share: float  # c_k relative to the full model's, what the clock multiplies with
-    memory: Memory
+    memory: RoundMemory
     sustained: float = (
         0.0  # operations per batch on average over a local round: a cached prefix runs once in it
     )
@@ -94,7 +94,7 @@ class Cost:
         steps = epochs * (self.operations - self.prefix - saved) + prefix_epochs * prefix
         return samples / batch * (steps + self.once)
 
-    def plus(self, *, step: float = 0.0, once: float = 0.0, memory_bytes: int = 0) -> Cost:
+    def plus(self, *, step: float = 0.0, once: float = 0.0, memory_bytes: int = 0) -> StepCost:
         """With more operations in every step, or once a round per batch of data, and more held all along.
 
         How many epochs share what is done once is not known here: `sustained` takes it for one.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedpmt.devices.fleet import Device
     from fedpmt.models.structure import Structure
     from fedpmt.parts.part import Extra, Part, Shapes
-    from fedpmt.pricing.cost import Cost
+    from fedpmt.pricing.cost import StepCost
     from fedpmt.pricing.price import Price
 
 
@@ -31,7 +31,7 @@ class Times:
     full_seconds: float
     epochs: int  # E
 
-    def training(self, device: Device, cost: Cost, samples: int, share: float = 1.0) -> float:
+    def training(self, device: Device, cost: StepCost, samples: int, share: float = 1.0) -> float:
         """Seconds of local training; `share` is the part of its steps that a device is asked for."""
         return (
             self.full_seconds
@@ -111,7 +111,7 @@ class Meter:
         extra = self.extra(part)
         return part if extra is part.extra else replace(part, extra=extra)
 
-    def cost(self, part: Part) -> Cost:
+    def cost(self, part: Part) -> StepCost:
         """The price of one batch, with what the method adds to it."""
         cost, extra = self.times.price(part, self.samples), part.extra
         if extra is NOTHING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedpmt.parts.part import Extra, Part
     from fedpmt.pricing.meter import Times
     from fedpmt.pricing.price import Price
-    from fedpmt.resources import Budget
+    from fedpmt.resources import BudgetSetting
 
 
 Sizes: TypeAlias = "int | np.ndarray"
@@ -47,7 +47,7 @@ class Planner:
     times: Times
     assign: Literal["level", "deadline"]
     deadline: float  # what depths are fitted to
-    budget: Budget | None = None  # what a device may spend; None: the operations of its depth
+    budget: BudgetSetting | None = None  # what a device may spend; None: the operations of its depth
     structures: Mapping[str, Structure] = field(default_factory=dict)  # of all nets in play
     extra: Callable[[Part], Extra] | None = None  # what the method's local work adds to a part's price
 
@@ -241,7 +241,7 @@ def make_planner(
     assign: Literal["level", "deadline"],
     deadline: float | None,
     samples: Sizes,
-    budget: Budget | None = None,
+    budget: BudgetSetting | None = None,
     structures: Mapping[str, Structure] | None = None,
     extra: Callable[[Part], Extra] | None = None,
 ) -> Planner:

@@ -22,7 +22,7 @@ from fedpmt.models.nets import KERNEL, POOL
 from fedpmt.parts import depth
 from fedpmt.parts.part import WHOLE, Whole, frozen_prefix, left_out, local_shape, mask, size
 from fedpmt.pricing import paper
-from fedpmt.pricing.cost import Cost, LayerCost, Memory
+from fedpmt.pricing.cost import LayerCost, RoundMemory, StepCost
 from fedpmt.pricing.measure import BASE, measure, two_samples
 from fedpmt.types import SettingError
 
@@ -91,7 +91,7 @@ class Price:
         self._model = model.clone()
         self._tensors = self._model.initial()
         self._inputs = two_samples(example)
-        self._costs: dict[tuple[Key, int], Cost] = {}
+        self._costs: dict[tuple[Key, int], StepCost] = {}
         self._measured: dict[tuple[Key, bool], Measurement] = {}
         self._others: dict[str, Price] = {}
         for name, other in (others or {}).items():
@@ -116,11 +116,11 @@ class Price:
         return self._price(depth.full(self.structure), self.samples).operations
 
     @cached_property
-    def full(self) -> Cost:
+    def full(self) -> StepCost:
         """The price of the full model; found when it is first asked for, since a device that is told may never ask."""
         return self(depth.full(self.structure))
 
-    def __call__(self, part: Part, samples: int | None = None) -> Cost:
+    def __call__(self, part: Part, samples: int | None = None) -> StepCost:
         """The price of one batch, of whichever net it is a part of; what a device keeps costs as if it were sent.
 
         Of its memory, what the device keeps of its `samples` is a part: by default, of as many as are usual.
@@ -137,7 +137,7 @@ class Price:
             self._costs[key] = replace(cost, share=self._share(cost), sustained=self._sustained(cost))
         return self._costs[key]
 
-    def load(self, cost: Cost, *, samples: int, epochs: float) -> float:
+    def load(self, cost: StepCost, *, samples: int, epochs: float) -> float:
         """A local round in units of one epoch of the full model over `self.samples` samples.
 
         T_k is this, times the seconds of that epoch at speed 1, over κ_k.
@@ -155,7 +155,7 @@ class Price:
         )
         return work / (self.full.operations * self.samples / self.batch)
 
-    def round_operations(self, cost: Cost, *, samples: int, epochs: float) -> float:
+    def round_operations(self, cost: StepCost, *, samples: int, epochs: float) -> float:
         """Return the operations of a local round; the paper pays for the frozen layers in every epoch."""
         cached = self.cached and self.mode == "exact"
         return cost.round_operations(samples=samples, epochs=epochs, batch=self.batch, cached=cached)
@@ -251,7 +251,7 @@ class Price:
         kind = "other" if layer.name not in groups else ("linear" if len(dimensions) == 2 else "conv")
         return kind, dimensions[0]
 
-    def _price(self, part: Part, samples: int) -> Cost:
+    def _price(self, part: Part, samples: int) -> StepCost:
         measured = self._measure(part)
         cut = frozen_prefix(self.structure, part)
         if self.mode == "paper":
@@ -273,9 +273,9 @@ class Price:
             update = float(self._count(part, self._trained(part)))
         base = self.base_forward if self.keeps_base and self._model.can_cut(cut) else 0.0
         memory = self._memory(part, measured, samples)
-        return Cost(prefix, forward, error, gradient, update, share=1.0, memory=memory, base=base)
+        return StepCost(prefix, forward, error, gradient, update, share=1.0, memory=memory, base=base)
 
-    def _sustained(self, cost: Cost) -> float:
+    def _sustained(self, cost: StepCost) -> float:
         if self.mode == "paper":
             return cost.operations  # the paper pays for the frozen layers in every epoch
         work = cost.round_operations(
@@ -283,13 +283,13 @@ class Price:
         )
         return work / self.epochs
 
-    def _share(self, cost: Cost) -> float:
+    def _share(self, cost: StepCost) -> float:
         if self.mode == "exact":
             return cost.operations / self._full_operations
         # Rounded up to 0.01 by integers alone, as the printed times need it: .46 .58 .88 .94 1
         return -(-100 * int(cost.operations) // int(self._full_operations)) / 100
 
-    def _memory(self, part: Part, measured: Measurement, samples: int) -> Memory:
+    def _memory(self, part: Part, measured: Measurement, samples: int) -> RoundMemory:
         # A masked tensor is worked on, and derived, as a whole.
         gradients = self._bytes(part, self._trained(part))
         # Buffers are copied whether they are trained or not: the forward pass may write to them.
@@ -305,7 +305,7 @@ class Price:
                 kept, peak = _keep(running, each, samples)
                 prefix_pass = max(prefix_pass, cache + peak)
                 cache += kept
-        return Memory(
+        return RoundMemory(
             weights,
             gradients,
             measured.activations(self.batch),

@@ -1,51 +1,177 @@
 """Whole figures for a paper or a notebook; the page puts the same panels together in its own way.
 
 Each function takes runs as `fedpmt.records.read_run` gives them and returns a matplotlib `Figure` that
-is bound to no global state: `score(runs, "seconds").savefig("time.pdf")`.
+is bound to no global state: `score(runs, "seconds").savefig("time.pdf")`. The panel that shows who was busy when in a
+round, one bar per device, is made here too.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from matplotlib.colors import to_rgba
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
-from fedpmt.report.drawing import (
-    categories_of,
-    draw_bars,
-    draw_layers,
-    draw_score,
-    score_limits,
-    unit_of,
-)
-from fedpmt.report.groups import group_runs, panels_of, require_runs, shorten
-from fedpmt.report.quantities import time_unit
-from fedpmt.report.theme import looks_of, new_figure, say, themed
-from fedpmt.report.timeline import (
-    PANELS,
-    choose_round,
-    deadline_of,
-    draw_busy,
-    horizon,
-    legend_patches,
-    levels_of,
-    representatives,
-)
+from fedpmt.report.drawing import categories_of, draw_bars, draw_layers, draw_score, score_limits, unit_of
+from fedpmt.report.groups import SEPARATOR, clean, group_runs, panels_of, require_runs, shorten
+from fedpmt.report.quantities import show, time_unit
+from fedpmt.report.theme import INK, MUTED, TRACK, level_colours, looks_of, new_figure, say, themed
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedpmt.records import RunRecord
-    from fedpmt.report.drawing import (
-        Against,
-        Kind,
-    )
+    from fedpmt.records import DeviceRecord, RoundRecord, RunRecord
+    from fedpmt.report.drawing import Against, Kind
     from fedpmt.report.groups import Group
+    from fedpmt.report.quantities import Unit
     from fedpmt.report.theme import Look
+
+
+HATCHES = {"late": "///", "failed": "xxx", "surplus": "---", "refused": "ooo"}
+PANELS = 6  # the most that are compared; a page says so where there are more groups
+THICK = 0.72  # of a bar; rows are 1 apart
+NAMED = 30  # devices up to which each bar has its own label
+
+
+def representatives(groups: Sequence[Group]) -> list[tuple[Group, RunRecord]]:
+    """The first run that has rounds, of each group of the first panel that has any."""
+    for members in panels_of(groups).values():
+        chosen = [(group, run) for group in members for run in group.runs[:] if run.rounds]
+        first = {group.line: (group, run) for group, run in reversed(chosen)}
+        if first:
+            return [first[group.line] for group in members if group.line in first]
+    return []
+
+
+def choose_round(runs: Sequence[RunRecord], number: int | None = None) -> list[RoundRecord]:
+    """The same round of each run: the one asked for, else the last that all have; else each run's last."""
+    numbers = [{step.round: step for step in run.rounds} for run in runs]
+    if number is None:
+        number = max(set.intersection(*map(set, numbers)), default=None) if numbers else None
+    return [
+        steps.get(number, run.rounds[-1]) if number is not None else run.rounds[-1]
+        for run, steps in zip(runs, numbers, strict=True)
+    ]
+
+
+def deadline_of(run: RunRecord) -> float | None:
+    """The deadline the run was given, where it is a number."""
+    deadline = run.settings.get("deadline")
+    return float(deadline) if isinstance(deadline, int | float) and math.isfinite(deadline) else None
+
+
+def levels_of(steps: Sequence[RoundRecord]) -> dict[int, str]:
+    """The colour of each level that appears, slowest first."""
+    return level_colours(sorted({device.level for step in steps for device in step.devices}))
+
+
+def level_names(steps: Sequence[RoundRecord]) -> dict[int, str]:
+    """Levels with their speed, for legends."""
+    speeds: dict[int, set[str]] = {}
+    for step in steps:
+        for device in step.devices:
+            speeds.setdefault(device.level, set()).add(f"{device.speed:.2g}×")
+    return {
+        level: f"level {level} ({min(found)})" if len(found) == 1 else f"level {level}"
+        for level, found in sorted(speeds.items())
+    }
+
+
+def horizon(steps: Sequence[RoundRecord], deadlines: Sequence[float | None]) -> float:
+    """How far the axis of all panels goes."""
+    ends = [_seconds(device, step) for step in steps for device in step.devices]
+    return max([*ends, *(step.round_seconds for step in steps), *(end for end in deadlines if end), 1e-9])
+
+
+def legend_patches(steps: Sequence[RoundRecord]) -> list[Patch]:
+    """What the colours and hatches stand for."""
+    colours = levels_of(steps)
+    patches = [Patch(facecolor=colours[level], label=name) for level, name in level_names(steps).items()]
+    outcomes = {device.outcome for step in steps for device in step.devices}
+    return patches + [
+        Patch(facecolor=TRACK, edgecolor=MUTED, hatch=hatch, label=outcome, linewidth=0)
+        for outcome, hatch in HATCHES.items()
+        if outcome in outcomes
+    ]
+
+
+def _seconds(device: DeviceRecord, step: RoundRecord) -> float:
+    # A device that never replies may have no time of its own.
+    return device.seconds if math.isfinite(device.seconds) else step.round_seconds
+
+
+def draw_busy(
+    axes: Axes,
+    step: RoundRecord,
+    colours: Mapping[int, str],
+    unit: Unit,
+    end: float,
+    deadline: float | None,
+) -> None:
+    """Slowest level at the top; training in full colour, transfer paler, waiting grey, uncounted hatched."""
+    devices = sorted(step.devices, key=lambda device: (device.level, device.device))
+    if not devices:
+        say(axes, "no device was asked")
+        return
+    size, few = unit.size, len(devices) <= NAMED
+    for row, device in enumerate(devices):
+        seconds = _seconds(device, step)
+        transfer = min(max(device.transfer_seconds, 0.0), seconds)
+        counted = device.outcome == "arrived"
+        axes.barh(row, step.round_seconds / size, THICK, color=TRACK, linewidth=0)
+        for start, length, strength in ((0.0, seconds - transfer, 1.0), (seconds - transfer, transfer, 0.5)):
+            colour = to_rgba(colours[device.level], strength * (1.0 if counted else 0.35))
+            axes.barh(row, length / size, THICK, left=start / size, color=colour, linewidth=0)
+        if not counted:
+            # Apart from the bar: in SVG a hatch is as pale as what it is drawn on.
+            axes.barh(
+                row,
+                seconds / size,
+                THICK,
+                facecolor="none",
+                edgecolor=MUTED,
+                hatch=HATCHES[device.outcome],
+                linewidth=0,
+            )
+        if few and not counted:
+            axes.text((seconds + 0.015 * end) / size, row, device.outcome, va="center", fontsize=8)
+    if deadline is not None:
+        axes.axvline(deadline / size, color=INK, linewidth=1.1, linestyle=(0.0, (4, 2)))
+        axes.text(
+            deadline / size,
+            -0.75,
+            f"deadline {show(deadline, time_unit)}",
+            ha="center",
+            va="bottom",
+            fontsize=8,
+        )
+    axes.set_ylim(len(devices) - 0.4, -0.7)
+    axes.set_xlim(0, end / size * 1.12)
+    _name_rows(axes, devices, few)
+    axes.grid(visible=False, axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.set_xlabel(unit.label("virtual time within the round"))
+
+
+def _name_rows(axes: Axes, devices: Sequence[DeviceRecord], few: bool) -> None:
+    if few:
+        axes.set_yticks(
+            range(len(devices)),
+            [f"{shorten(clean(device.part), 16)}{SEPARATOR}{device.device}" for device in devices],
+        )
+        axes.set_ylabel("part and device")
+        return
+    levels = [device.level for device in devices]
+    middle = {level: levels.index(level) + (levels.count(level) - 1) / 2 for level in levels}
+    axes.set_yticks(list(middle.values()), [str(level) for level in middle])
+    axes.set_ylabel("level")
 
 
 @themed

@@ -15,22 +15,23 @@ from fedpmt.report.drawing import (
     score_limits,
     unit_of,
 )
-from fedpmt.report.figures import busy_height, layers_height
-from fedpmt.report.groups import panels_of
-from fedpmt.report.markup import box, legend, line_legend, note, panel_title, picture, section
-from fedpmt.report.quantities import show, time_unit
-from fedpmt.report.tables import evaluated
-from fedpmt.report.timeline import (
+from fedpmt.report.figures import (
     HATCHES,
     PANELS,
+    busy_height,
     choose_round,
     deadline_of,
     draw_busy,
     horizon,
+    layers_height,
     level_names,
     levels_of,
     representatives,
 )
+from fedpmt.report.groups import panels_of
+from fedpmt.report.markup import box, legend, line_legend, note, panel_title, picture, section
+from fedpmt.report.quantities import show, time_unit
+from fedpmt.report.tables import evaluated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,8 +1,10 @@
-"""Who trains what, looked at before training: layers that nobody trains, norms frozen too early, idle settings."""
+"""Looked at before training: layers that nobody trains, norms frozen too early, idle settings, and room on the disk."""
 
 from __future__ import annotations
 
 import logging
+import math
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,15 +12,19 @@ import numpy as np
 
 from fedpmt.parts.part import GLOBAL, frozen_prefix, left_out, mask
 from fedpmt.pricing.plan import MOST_KINDS
+from fedpmt.records import DEVICES
 from fedpmt.resources import ROUNDING
 from fedpmt.simulation.cohort import assign
 from fedpmt.simulation.problem import sizes_of
+from fedpmt.types import SettingError, shown_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from fedpmt.devices.fleet import Device
     from fedpmt.simulation.loop import Federation, Progress
+
 
 LOG = logging.getLogger("fedpmt")
 
@@ -141,3 +147,39 @@ def _strongest_first(federation: Federation, level: int | None = None) -> Iterab
         # Any device may come to be on it.
         kinds = [fleet.at_level(device.id, level or len(fleet.level_speeds)) for device in kinds]
     return reversed(kinds)
+
+
+def check_room(federation: Federation, folder: Path) -> None:
+    """Refuse more devices than there is room for, in this folder of a run, for what they keep."""
+    settings, traits = federation.settings, federation.method.traits
+    if not federation.keeps_state:
+        return
+    cohort = min(settings.devices, math.ceil(settings.cohort * settings.over_select))
+    members = min(settings.devices, settings.rounds * cohort)
+    # A device's states of the last checkpoint and of its last round; a third while it takes part in another.
+    states = 2 * members + cohort
+    free = shutil.disk_usage(
+        next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    ).free
+    # Nobody knows who will take part: the largest states count.
+    kept = np.sort(kept_bytes(federation))[::-1]
+    needed = int(2 * kept[:members].sum() + kept[:cohort].sum())
+    # What a resumed run has there already is replaced in time.
+    free += sum(path.stat().st_size for path in (folder / DEVICES).rglob("*.safetensors"))
+    if needed > free:
+        raise SettingError(
+            f"devices = {settings.devices}: {settings.method} keeps {traits.keeps} on each device, and {states} "
+            f"states of up to {shown_bytes(kept[0])}, {shown_bytes(needed)} in all, do not fit into the "
+            f"{shown_bytes(free)} that are free"
+        )
+
+
+def kept_bytes(federation: Federation) -> np.ndarray:
+    """What each device keeps: found for each kind of them, or for the fastest where there are too many kinds."""
+    kinds = federation.fleet.profiles
+    progress = federation.start()
+    round_, _ = federation.open(progress, reachable=())
+    if len(kinds) > MOST_KINDS:
+        kinds = [(federation.fleet.device(int(np.argmax(federation.fleet.speeds))), len(federation.fleet))]
+    sizes = [assign(federation, progress, device, round_).part.extra.kept_bytes for device, _ in kinds]
+    return np.repeat(sizes, [count for _, count in kinds])

@@ -12,8 +12,7 @@ from fedpmt.records import RunRecord
 from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.bookkeeping import add_holders, fit_speeds, record_round
 from fedpmt.simulation.cohort import send_base
-from fedpmt.simulation.coverage import warn_before_training
-from fedpmt.simulation.room import check_room
+from fedpmt.simulation.coverage import check_room, warn_before_training
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method

@@ -236,8 +236,7 @@ def simulate(
     With `keep_diverged` a run that diverges is finished with the rounds before, and says so.
     """
     from fedpmt.simulation.assemble import assemble
-    from fedpmt.simulation.coverage import warn_before_training
-    from fedpmt.simulation.room import check_room
+    from fedpmt.simulation.coverage import check_room, warn_before_training
 
     with assemble(settings, problem, method, folder) as federation:
         check_room(federation, folder)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedpmt.testing.bench import Bench, FlatPrice, samples, small_net
+from fedpmt.testing.bench import Bench, FlatPrice, Subject, samples, small_net
 from fedpmt.testing.checks import (
     accounts_for_bytes,
     assigns_by_round_and_device,
@@ -36,7 +36,6 @@ from fedpmt.testing.checks import (
     sends_differences,
     server_optimizer_skips_uncovered_entries,
 )
-from fedpmt.testing.subject import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,9 +1,17 @@
-"""A small model, samples and prices, and a bench on which a method is driven round by round by hand."""
+"""What a method is checked on: a subject, and a bench on which it is driven round by round by hand.
+
+The bench has a small model, samples and prices.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import replace
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,22 +23,103 @@ from fedpmt.methods.base import Prototype, Round, Server, Setup, aggregate
 from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.models.lora import lora
 from fedpmt.parts.part import GLOBAL, size
-from fedpmt.pricing.cost import Cost, Memory
+from fedpmt.pricing.cost import RoundMemory, StepCost
 from fedpmt.pricing.meter import Meter, Plan
 from fedpmt.resources import Resources
 from fedpmt.seeds import Seeds
-from fedpmt.training.local import Job, LocalSettings, Site
+from fedpmt.simulation.checkpoint import write_value
+from fedpmt.training.local import Job, LocalSettings, LocalWork, Site
 from fedpmt.training.loop import train
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.types import Examples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from fedpmt.methods.base import Method, Step
     from fedpmt.parts.part import Extra, Part
     from fedpmt.types import Tensors
+
+
+BUDGETS = (200.0, 400.0, float("inf"), float("inf"))
+"""Of the devices of a bench: two weak ones and two that can train everything."""
+
+WEAK = 60.0
+"""A budget that only pays for a small part of the model."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The method under test.
+
+    Attributes:
+        method: The method as it is checked.
+        together: The same method with settings under which several devices reply from the first round on; needed only
+            where it does not do that anyway.
+        early: The same method with settings under which it goes through all its stages within a few rounds.
+        rounds: Rounds after which it must be better than a guess on the embedded data, with no other setting.
+        settings: Settings of all runs, e.g. `{"task": "cnn-mnist"}`.
+    """
+
+    method: Method[Any, Any]
+    together: Method[Any, Any] | None = None
+    early: Method[Any, Any] | None = None
+    rounds: int = 12
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def in_stages(self) -> Method[Any, Any]:
+        """The method as it is run for a few rounds."""
+        return self.method if self.early is None else self.early
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether devices keep something between rounds."""
+        return type(self.method.local).first is not LocalWork.first
+
+
+def expect(condition: bool, message: str) -> None:
+    """Raise an AssertionError with this message where a condition does not hold; works under `python -O` too."""
+    if not condition:
+        raise AssertionError(message)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Open a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="fedpmt-check-") as folder:
+        yield Path(folder)
+
+
+def encode(value: Any) -> bytes:
+    """Return all that a checkpoint would keep of a value, to compare two values by their bits."""
+    with scratch() as folder:
+        write_value(folder / "value", value)
+        return (folder / "value").read_bytes()
+
+
+def expect_close(one: Any, other: Any, where: str = "state") -> None:
+    """Expect two values to be equal within rounding, in all their parts."""
+    expect(type(one) is type(other), f"{where}: {type(one).__name__} is not {type(other).__name__}")
+    if one is other:
+        return
+    if dataclasses.is_dataclass(one):
+        for item in dataclasses.fields(one):
+            expect_close(getattr(one, item.name), getattr(other, item.name), f"{where}.{item.name}")
+    elif isinstance(one, Mapping):
+        expect(set(one) == set(other), f"{where} has other keys")
+        for key in one:
+            expect_close(one[key], other[key], f"{where}[{key!r}]")
+    elif isinstance(one, list | tuple):
+        expect(len(one) == len(other), f"{where} has another length")
+        for place, pair in enumerate(zip(one, other, strict=True)):
+            expect_close(*pair, f"{where}[{place}]")
+    elif isinstance(one, torch.Tensor | np.ndarray | float):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, msg=lambda text: f"{where}: {text}")
+    else:
+        expect(bool(one == other), f"{where}: {one!r} is not {other!r}")
+
 
 POPULATION = 8
 """Devices of a bench; the first four are the cohort of every round."""
@@ -74,9 +163,9 @@ def samples(count: int, shape: tuple[int, ...] = (1, 8, 8), classes: int = 3, se
     return Examples(inputs, torch.from_numpy(rng.integers(classes, size=count)), np.arange(count))
 
 
-def flat_cost(operations: float) -> Cost:
+def flat_cost(operations: float) -> StepCost:
     """Make a price that is an update and nothing else."""
-    return Cost(0, 0, 0, 0, operations, share=1.0, memory=Memory(0, 0, 0, 0), sustained=operations)
+    return StepCost(0, 0, 0, 0, operations, share=1.0, memory=RoundMemory(0, 0, 0, 0), sustained=operations)
 
 
 class FlatPrice:
@@ -90,7 +179,7 @@ class FlatPrice:
     def __init__(self, model: LayeredModel, **others: LayeredModel) -> None:
         self.models = {GLOBAL: model, **others}
 
-    def __call__(self, part: Part, samples: int | None = None) -> Cost:
+    def __call__(self, part: Part, samples: int | None = None) -> StepCost:
         """Price a part by what it trains."""
         shapes = self.models[part.model].structure.shapes
         trained = part.resident().trained
@@ -101,11 +190,11 @@ class FlatPrice:
         """Itself."""
         return self
 
-    def round_operations(self, cost: Cost, *, samples: int, epochs: float) -> float:
+    def round_operations(self, cost: StepCost, *, samples: int, epochs: float) -> float:
         """Return the operations of one batch."""
         return cost.sustained
 
-    def training(self, device: Device, cost: Cost, samples: int, share: float = 1.0) -> float:
+    def training(self, device: Device, cost: StepCost, samples: int, share: float = 1.0) -> float:
         """Return 0."""
         return 0.0
 

@@ -21,8 +21,17 @@ from fedpmt.pricing.meter import UPDATE, download_bytes, reply_shapes, upload_by
 from fedpmt.records import CHECKPOINT, DEVICES, MODEL_FILE, ROUNDS
 from fedpmt.simulation.checkpoint import read_value, write_value
 from fedpmt.simulation.loop import payload_bytes
-from fedpmt.testing.bench import Bench, model_of
-from fedpmt.testing.subject import BUDGETS, WEAK, Subject, encode, expect, expect_close, scratch
+from fedpmt.testing.bench import (
+    BUDGETS,
+    WEAK,
+    Bench,
+    Subject,
+    encode,
+    expect,
+    expect_close,
+    model_of,
+    scratch,
+)
 from fedpmt.training.loop import LOSS
 from fedpmt.training.server import REPLACE, Adam
 from fedpmt.types import MODEL

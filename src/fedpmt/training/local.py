@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.structure import FrozenPrecision, Structure, TrainedPrecision
     from fedpmt.parts.part import Extra, Part
-    from fedpmt.pricing.cost import Cost
+    from fedpmt.pricing.cost import StepCost
     from fedpmt.settings import Settings
     from fedpmt.training.batches import Transform
     from fedpmt.training.kept import KeptOutputs
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 D = TypeVar("D")
 Rng = Callable[[str], "np.random.Generator"]
-PriceOf = Callable[["Part"], "Cost"]
+PriceOf = Callable[["Part"], "StepCost"]
 
 
 PLAIN = SGD()

@@ -115,7 +115,7 @@ def _index(kind: object, fields: Any) -> Any:
 
 def _read(path: Path) -> dict[int, list[Recording]]:
     """Read the recordings of each person: a pickle of pandas' tables, read without pandas."""
-    from fedpmt.data.pickles import ARRAYS, read_pickle
+    from fedpmt.data.readers import ARRAYS, read_pickle
 
     pandas = {
         ("copy_reg", "_reconstructor"): _make,

@@ -1,7 +1,6 @@
 """Which channels of a model go together, so that it can be cut by width."""
 
-from fedpmt.models.axes.chain import chain_axes
-from fedpmt.models.axes.declared import declared_axes
+from fedpmt.models.axes.declared import chain_axes, declared_axes
 from fedpmt.models.axes.finding import traced_axes
 from fedpmt.models.axes.fitting import fit_attributes
 

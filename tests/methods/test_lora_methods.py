@@ -1,3 +1,5 @@
+"""FedRA and FlexLoRA: which adapters a device gets, and how the server makes one of all."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -7,15 +9,122 @@ import numpy as np
 import pytest
 import torch
 from benches import Bench, trained
-from test_fedra import HEAD, bert_run
 from torch import nn
 
 import fedpmt
+from fedpmt import api
+from fedpmt.methods.fedra import FedRA, shortened
 from fedpmt.methods.flexlora import FlexLoRA, lower_ranks
 from fedpmt.models.adapters import find_adapters
 from fedpmt.models.layered import layered
+from fedpmt.parts.part import left_out
+from fedpmt.pricing.price import Price
 from fedpmt.testing import samples
+from fedpmt.testing.bench import adapted_net
+from fedpmt.training.local import Job, LocalWork
+from fedpmt.training.loop import train
 from fedpmt.types import SettingError
+from models.zoo import labels_of, lora_bert, words
+from support import SMALL
+
+BLOCK = 4 * 8 * 2  # entries of an adapter of rank 4
+HEAD = 8 * 3 + 3
+
+
+def drawn(bench: Bench, device: int, index: int = 0, budget: float = float("inf")) -> tuple[int, ...]:
+    """The blocks that a device is to train."""
+    missing = left_out(bench.model.structure, bench.task(device, index, budget).offer[0])
+    return tuple(place for place in range(3) if place not in missing)
+
+
+def test_blocks_are_drawn_by_device_and_round_as_many_as_fit() -> None:
+    bench = Bench(FedRA())
+    for count in (1, 2, 3):
+        draws = [drawn(bench, k, t, HEAD + count * BLOCK) for k in range(4) for t in range(8)]
+        assert {len(draw) for draw in draws} == {count}
+        assert {place for draw in draws for place in draw} == {0, 1, 2}
+    assert len(drawn(bench, 0, budget=1)) == 1
+    assert len(drawn(Bench(FedRA(blocks=2)), 0)) == 2
+
+
+def test_a_device_trains_the_net_without_the_blocks_that_it_did_not_draw() -> None:
+    """To the bit what it would be in a module that has only the others."""
+    bench = Bench(FedRA())
+    budget = HEAD + 2 * BLOCK
+    device, index = next((k, t) for k in range(8) for t in range(8) if drawn(bench, k, t, budget) == (0, 2))
+    reply = bench.reply(device, index, budget)
+    shorter = [child for name, child in adapted_net().named_children() if name != "5"]
+    model = layered(nn.Sequential(*shorter), example=samples(2).inputs)
+    task = Bench(fedpmt.FedAvg(), model).task(device, index)
+    site = Bench(fedpmt.FedAvg(), model).site
+    seeds = bench.round(index).rng
+    data = samples(8, seed=device)
+    alone, _ = train(
+        LocalWork(),
+        Job(site, task, task.offer[0], None, data, lambda purpose: seeds(purpose, device), device),
+    )
+    names = dict(zip(reply.update, alone.update, strict=True))
+    assert [name.partition(".")[0] for name in reply.update] == ["3"] * 2 + ["7"] * 2 + ["9"] * 2
+    for ours, theirs in names.items():
+        assert torch.equal(reply.update[ours], alone.update[theirs])
+        assert reply.update[ours].any() or ours.endswith("lora_A")  # whose gradient is zero as long as B is
+
+
+def test_price_goes_by_how_many_blocks_and_not_by_which() -> None:
+    model = layered(adapted_net(), example=samples(2).inputs)
+    price = Price(model, mode="exact", batch=4, samples=8, cached=False, example=samples(2).inputs)
+    costs = {
+        missing: price(shortened(model.structure, missing, 3))
+        for missing in [(), (0,), (1,), (2,), (0, 1), (1, 2)]
+    }
+    assert costs[0,] == costs[1,] == costs[2,]
+    assert costs[0, 1] == costs[1, 2]
+    whole, two, one = costs[()], costs[0,], costs[0, 1]
+    # A block's frozen weight and its adapter run forward, and the error passes through both again.
+    assert whole.forward - two.forward == two.forward - one.forward == 4 * (8 * 8 + 2 * 8 * 4)
+    assert whole.operations > two.operations > one.operations
+    # Neither its frozen weight and bias are held, nor the adapter as received, as trained, and its gradient.
+    assert whole.memory.weights - two.memory.weights == 4 * (8 * 8 + 8 + 2 * BLOCK)
+
+
+def bert_run(method: Any, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    module, inputs = lora_bert(initializer_range=0.3), words()
+    data = (inputs, labels_of(inputs))
+    given = {
+        "devices": 6, "cohort": 4, "samples": 8, "batch": 4, "rounds": 3, "lr": 0.1, "workers": 1, **settings
+    }  # fmt: skip
+    return fedpmt.run(method, model=module, train=data, test=data, **given)
+
+
+def test_devices_that_can_do_everything_are_fedavg_to_the_bit() -> None:
+    runs = [bert_run(method, levels="1", depths=1) for method in ("fedra", "fedavg")]
+    assert len({run.result.weights_sha256 for run in runs}) == 1
+    assert runs[0].result.operations == runs[1].result.operations
+
+
+def test_it_runs_on_a_model_wrapped_by_peft() -> None:
+    run = bert_run(FedRA(blocks=1), rounds=12, optimizer="adam", lr=0.02, levels="1/3,1/2,1", assign="level")
+    assert run.result.loss < 0.95 * run.rounds[0].loss
+    # Query and value of one block of two, 4 bytes each, and the head.
+    assert {one.bytes_up for one in run.rounds[0].devices} == {4 * (2 * 2 * 2 * 16 + 16 * 4 + 4)}
+    blocks = [sum(step.layers[name] for step in run.rounds) for name in list(run.rounds[0].layers)[:2]]
+    assert sum(blocks) == 12 * 4
+    assert min(blocks) > 0
+
+
+@pytest.mark.parametrize("method", ["fedra", "flexlora"])
+def test_a_model_without_adapters_is_refused(method: str, tmp_path: Any) -> None:
+    with pytest.raises(SettingError, match="needs a model with LoRA adapters") as refused:
+        api.run(method, out=tmp_path / "run", **SMALL)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_block_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"fedra\.blocks must be >= 1 \(got 0\)"):
+        FedRA(blocks=0)
+
 
 COHORT = range(4)
 
