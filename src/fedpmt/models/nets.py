@@ -134,7 +134,7 @@ TASKS = {
             arguments={"classes": 10, "size": 64},
             weights="mobilenetv2",
             settings={**_FINE_TUNING, "samples": 50, "batch": 25, "rounds": 40},
-            tune={WHOLE: 1e-3, HEAD: 2e-3, LORA: 3e-3},
+            tune={WHOLE: 1e-4, HEAD: 2e-3, LORA: 1e-3},
         ),
         Task(
             "minilm-imdb",
