@@ -295,6 +295,7 @@ ROLES = Contest(
     "transformer-shakespeare",
     40,
     (0.30, 0.35, 0.40),
+    settings={"eval_every": 4},
 )
 
 
@@ -323,9 +324,10 @@ IMAGES = Contest(
     "A MobileNetV2 that has learned ImageNet is fine-tuned by 100 devices with 50 images of CIFAR-10 each "
     "(`--task mobilenetv2-cifar10`).",
     "mobilenetv2-cifar10",
-    20,
-    (0.60, 0.70, 0.75),
+    12,
+    (0.50, 0.60, 0.65),
     FINE_TUNING + MEMORY,
+    {"eval_every": 3},
 )
 TEXTS = Contest(
     "fine-tuning-texts",
@@ -333,9 +335,10 @@ TEXTS = Contest(
     "A MiniLM that has learned sentences is fine-tuned by 100 devices with 40 news items each, to tell ten subjects "
     "apart (`--task minilm-reuters`).",
     "minilm-reuters",
-    20,
+    12,
     (0.70, 0.80, 0.85),
     FINE_TUNING + MEMORY,
+    {"eval_every": 3},
 )
 
 
