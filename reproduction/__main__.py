@@ -33,10 +33,8 @@ PAGES = {
     "studies": "What the paper leaves open, as small studies on embedded data.",
     "convergence": "Theorem 1 of the paper against convex problems.",
     "rivals": "Methods that exchange weights, at equal operations.",
-    "people": "Activities of 30 people, each with a device and a test of their own.",
-    "fine-tuning-images": "A pretrained MobileNetV2 on CIFAR-10.",
-    "fine-tuning-texts": "A pretrained MiniLM on Reuters' news.",
-    "roles": "What 138 roles of Shakespeare's say next, likewise.",
+    "people": "Devices that are people: 30 people's phones, and 138 roles of Shakespeare's.",
+    "fine-tuning": "Pretrained models: MobileNetV2 on CIFAR-10 and MiniLM on Reuters' news.",
 }
 
 app = typer.Typer(

@@ -9,7 +9,7 @@ from reproduction.comparison import COMPARISON
 from reproduction.completion_time import COMPLETION_TIME
 from reproduction.complexity import COMPLEXITY
 from reproduction.leaderboard import RIVALS
-from reproduction.natural import IMAGES, PEOPLE, ROLES, TEXTS, experiment
+from reproduction.natural import REAL_CLIENTS, TUNING
 from reproduction.paper import Experiment
 from reproduction.studies import STUDIES_EXPERIMENT
 
@@ -35,9 +35,7 @@ EXPERIMENTS = {
         STUDIES_EXPERIMENT,
         Experiment("convergence", "the 1/T rate and the bound, Theorem 1", lambda _: [], _convergence),
         RIVALS,
-        experiment(PEOPLE),
-        experiment(ROLES),
-        experiment(IMAGES),
-        experiment(TEXTS),
+        REAL_CLIENTS,
+        TUNING,
     )
 }

@@ -85,39 +85,57 @@ class Contest:
         return {title: runs for title, runs in every.items() if runs}
 
 
-def page(contest: Contest, library: Library, scope: Scope) -> Artefact:
-    """What each method reaches, for whom, and in what time."""
-    found = contest.found(library, scope)
-    rows = [_row(contest, title, runs) for title, runs in found.items()]
-    counts = [len(runs) for runs in found.values()] or [0]
-    one = contest.of(scope, contest.entrants[0], 0)
-    text = (
-        f"{contest.about} {_sentence(rows, contest)}\n\n"
-        f"{seeds_text(counts)}, {one.rounds} rounds, {one.devices} devices of {len(one.levels.split(','))} speeds, "
-        f"{one.cohort} a round, {one.epochs} local epoch{'s' if one.epochs > 1 else ''} in batches of {one.batch} at "
-        f"rate {one.lr:g}; prices `exact`. On each device a method gets the largest part that takes no more operations "
-        "than FedPMT's depth there; FedAvg trains everything, and FedDrop, which thins linear layers only, may have "
-        f"nothing as small. Accuracy is the mean over the last {100 * TAIL:.0f} % of the rounds. Each person has test "
-        "samples of their own: *mean*, *spread* and *worst tenth* are over people, each counting the same, at the end; "
-        f"*slowest* and *fastest* are the means over people on the slowest and the fastest level. Means over seeds, "
-        f"accuracies with {100 * CONFIDENCE:.0f} % intervals; time is virtual. No rate is tuned to a method; a run "
-        "that diverges counts as a guess, and people's scores are of the others."
-    )
-    return Artefact(
-        contest.name,
-        contest.title,
-        f"python -m reproduction {contest.name}{scope.suffix}",
-        text,
-        [_people_table(rows), _time_table(rows, contest)],
-        [
+def page(name: str, title: str, contests: Sequence[Contest], library: Library, scope: Scope) -> Artefact:
+    """What each method reaches, for whom, and in what time, on each of several tasks."""
+    texts, tables, pictures, values = [HOW], list[Table](), list[Picture](), dict[str, Any]()
+    for contest in contests:
+        found = contest.found(library, scope)
+        if not found:
+            continue
+        rows = [_row(contest, one, runs) for one, runs in found.items()]
+        texts.append(_text(contest, scope, rows))
+        tables += [
+            *([_people_table(rows, contest)] if _has_people(rows) else []),
+            _time_table(rows, contest),
+        ]
+        about = "test accuracy against virtual time, the band from the lowest to the highest seed"
+        levels = "; right: what people of each level get, from the slowest level to the fastest"
+        pictures.append(
             Picture(
-                f"{contest.name}-time",
+                f"{name}-{contest.name}",
                 draw(contest, found),
-                "Left: test accuracy against virtual time, the band from the lowest to the highest seed. Right: what "
-                "people of each level get, from the slowest level to the fastest.",
+                f"{contest.title}: {about}{levels if _has_people(rows) else ''}.",
             )
-        ],
-        {"rows": rows, "seeds": counts},
+        )
+        values[contest.name] = {"rows": rows, "seeds": [len(runs) for runs in found.values()]}
+    command = f"python -m reproduction {name}{scope.suffix}"
+    return Artefact(name, title, command, "\n\n".join(texts), tables, pictures, values)
+
+
+HOW = (
+    "On each device a method gets the largest part that takes no more operations than FedPMT's depth there, by "
+    "`exact` prices; FedAvg trains everything, and a method that has nothing as small is over it. Accuracy is the mean "
+    f"over the last {100 * TAIL:.0f} % of the rounds, over seeds, with {100 * CONFIDENCE:.0f} % intervals; time is "
+    "virtual. Where people have test samples of their own, *mean*, *spread* and *worst tenth* are over people, each "
+    "counting the same, at the end of a run; *slowest* and *fastest* are the means over people on the slowest and the "
+    "fastest level. No rate is tuned to a method; a run that diverges counts as a guess, and people's scores are of "
+    "the other runs."
+)
+
+
+def _has_people(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return any(row["worst_tenth"] is not None for row in rows)
+
+
+def _text(contest: Contest, scope: Scope, rows: Sequence[Mapping[str, Any]]) -> str:
+    """What is compared, where FedPMT stands, and the settings."""
+    one = contest.of(scope, contest.entrants[0], 0)
+    epochs = "1 local epoch" if one.epochs == 1 else f"{one.epochs} local epochs"
+    return (
+        f"## {contest.title}\n\n{contest.about} {_sentence(rows, contest)}\n\n"
+        f"{seeds_text([row['runs'] for row in rows])}, {one.rounds} rounds, {one.devices} devices of "
+        f"{len(one.levels.split(','))} speeds, {one.cohort} a round, {epochs} in batches of {one.batch} by "
+        f"{one.optimizer} at rate {one.lr:g}."
     )
 
 
@@ -167,7 +185,7 @@ def _named(row: Mapping[str, Any]) -> str:
     return f"{row['title']}{lost}"
 
 
-def _people_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _people_table(rows: Sequence[Mapping[str, Any]], contest: Contest) -> Table:
     cells = []
     for row in rows:
         levels = list(row["levels"].values())
@@ -181,13 +199,15 @@ def _people_table(rows: Sequence[Mapping[str, Any]]) -> Table:
             ]
         )
     columns = ("method", "accuracy", "mean", "spread", "worst tenth", "slowest", "fastest")
-    return Table("Accuracy, in all and over people", columns, cells)
+    return Table(f"{contest.title}: accuracy, in all and over people", columns, cells)
 
 
 def _time_table(rows: Sequence[Mapping[str, Any]], contest: Contest) -> Table:
+    people = _has_people(rows)
     cells = [
         [
             _named(row),
+            *([] if people else [_percent(row["accuracy"], row["half_interval"])]),
             f"{row['seconds'] / 60:,.0f} min",
             *(
                 "not reached" if seconds is None else f"{seconds / 60:,.1f} min"
@@ -199,8 +219,9 @@ def _time_table(rows: Sequence[Mapping[str, Any]], contest: Contest) -> Table:
         ]
         for row in rows
     ]
-    columns = ("method", "whole run", *(f"to {100 * target:.0f} %" for target in contest.targets))
-    return Table("Time and resources", (*columns, "uploads", "operations", "memory"), cells)
+    first = ("method",) if people else ("method", "accuracy")
+    columns = (*first, "whole run", *(f"to {100 * target:.0f} %" for target in contest.targets))
+    return Table(f"{contest.title}: time and resources", (*columns, "uploads", "operations", "memory"), cells)
 
 
 def _sentence(rows: Sequence[Mapping[str, Any]], contest: Contest) -> str:
@@ -242,21 +263,23 @@ def _sentence(rows: Sequence[Mapping[str, Any]], contest: Contest) -> str:
 @themed
 def draw(contest: Contest, found: Mapping[str, Sequence[RunRecord]]) -> Figure:
     """Accuracy against virtual time, and over levels."""
-    figure = new_figure(11, 4.4)
-    left, right = figure.subplots(1, 2)
+    has_levels = any(run.result and run.result.clients for runs in found.values() for run in runs)
+    figure = new_figure(11 if has_levels else 6.4, 4.4)
+    left, *others = figure.subplots(1, 2 if has_levels else 1, squeeze=False)[0]
     for number, (title, runs) in enumerate(found.items()):
         method = runs[0].settings["method"]
         colour = PALETTE[RESERVED.get(method, number) if _alone(method, found) else number % len(PALETTE)]
         _line(left, title, runs, colour)
         levels = [run.result.score_by_level for run in runs if run.result and run.result.score_by_level]
-        if levels:
+        if levels and others:
             names = list(levels[0])
             means = [sum(one[name] for one in levels) / len(levels) for name in names]
             shape = ("o", "s", "^")[SIGNS.get(method, (0, 0))[1]]
-            right.plot(names, means, color=colour, marker=shape, label=title)
+            others[0].plot(names, means, color=colour, marker=shape, label=title)
     left.set(xlabel="virtual minutes", ylabel="test accuracy")
-    right.set(xlabel="level of the device, 1 the slowest", ylabel="mean accuracy of its people")
-    for axes in (left, right):
+    for axes in others:
+        axes.set(xlabel="level of the device, 1 the slowest", ylabel="mean accuracy of its people")
+    for axes in (left, *others):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     left.legend(loc="lower right")
     left.set_title(contest.title)
@@ -279,7 +302,7 @@ def _line(axes: Axes, title: str, runs: Sequence[RunRecord], colour: str) -> Non
 
 
 PEOPLE = Contest(
-    "people",
+    "hapt",
     "Activities of 30 people (HAPT)",
     "Each device is one person's phone, with 197 to 299 windows of that person's motion; six activities are told apart "
     "by a convolutional net (`--task cnn-hapt`).",
@@ -288,7 +311,7 @@ PEOPLE = Contest(
     (0.80, 0.85, 0.90),
 )
 ROLES = Contest(
-    "roles",
+    "shakespeare",
     "What roles of Shakespeare's say next",
     "Each device is a role of one of twelve plays, with 16 to 667 passages of 80 characters; the next character is "
     "predicted by a small transformer (`--task transformer-shakespeare`). Scores are per character.",
@@ -319,7 +342,7 @@ MEMORY = tuple(
 """Held to the memory of FedPMT's depth on each device, where the others are held to its operations."""
 
 IMAGES = Contest(
-    "fine-tuning-images",
+    "images",
     "Fine-tuning MobileNetV2 on CIFAR-10",
     "A MobileNetV2 that has learned ImageNet is fine-tuned by 100 devices with 50 images of CIFAR-10 each "
     "(`--task mobilenetv2-cifar10`).",
@@ -330,7 +353,7 @@ IMAGES = Contest(
     {"eval_every": 3},
 )
 TEXTS = Contest(
-    "fine-tuning-texts",
+    "texts",
     "Fine-tuning MiniLM on Reuters",
     "A MiniLM that has learned sentences is fine-tuned by 100 devices with 40 news items each, to tell ten subjects "
     "apart (`--task minilm-reuters`).",
@@ -342,8 +365,14 @@ TEXTS = Contest(
 )
 
 
-def experiment(contest: Contest) -> Experiment:
-    """The contest as a page of `python -m reproduction`."""
+def _experiment(name: str, title: str, contests: Sequence[Contest]) -> Experiment:
     return Experiment(
-        contest.name, contest.title, contest.runs, lambda library, scope: page(contest, library, scope)
+        name,
+        title,
+        lambda scope: [settings for contest in contests for settings in contest.runs(scope)],
+        lambda library, scope: page(name, title, contests, library, scope),
     )
+
+
+REAL_CLIENTS = _experiment("people", "Devices that are people", (PEOPLE, ROLES))
+TUNING = _experiment("fine-tuning", "Fine-tuning pretrained models", (IMAGES, TEXTS))
