@@ -253,7 +253,7 @@ def _sentence(rows: Sequence[Mapping[str, Any]], contest: Contest) -> str:
         if first == "FedPMT" and "FedAvg" in reached:
             ratio = reached["FedAvg"] / reached["FedPMT"]
             parts.append(
-                f"at {100 * target:.0f} % it is the first to arrive, {ratio:.1f} times sooner than FedAvg"
+                f"FedPMT is the first to reach {100 * target:.0f} %, {ratio:.1f} times sooner than FedAvg"
             )
         elif first != "FedPMT":
             parts.append(f"{first} is the first to reach {100 * target:.0f} %")
