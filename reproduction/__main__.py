@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from reproduction.library import Library
     from reproduction.paper import Experiment, Scope
 
+FETCHED = ("people", "fine-tuning")
+"""Pages whose data no package brings along: `all --quick` leaves them out, by themselves they are of a few rounds."""
+
 PROGRAM = "python -m reproduction"
 PAGES = {
     "complexity": "Table I of the paper: the operations of every depth.",
@@ -84,7 +87,8 @@ def _pages_command(names: Sequence[str]) -> Callable[..., None]:
 
         library = _library(out, records, work, jobs)
         scope = Scope(numbers, quick, data_dir)
-        _produce([EXPERIMENTS[name] for name in names], library, scope, out, draw_only=draw_only)
+        chosen = [name for name in names if len(names) == 1 or not quick or name not in FETCHED]
+        _produce([EXPERIMENTS[name] for name in chosen], library, scope, out, draw_only=draw_only)
 
     return command
 
@@ -94,7 +98,7 @@ for _name, _about in PAGES.items():
     app.command(_name, help=_about, epilog=_example)(_pages_command([_name]))
 app.command(
     "all",
-    help=f"All of these pages: {', '.join(PAGES)}.",
+    help=f"All of these pages: {', '.join(PAGES)}; with --quick, without {' and '.join(FETCHED)}.",
     epilog=f"Example: [bold]{PROGRAM} all --quick --out results[/]",
 )(_pages_command(tuple(PAGES)))
 
