@@ -252,7 +252,7 @@ def _pages(folder: Path) -> list[str]:
 # Whatever stands in a record stays text: tags are not let through.
 MARKDOWN = MarkdownIt("commonmark", {"html": False})
 NEIGHBOUR = re.compile(r'(?<=href=")([\w-]+)\.md(?=[#"])')
-"""A link to another artefact's page of Markdown; its HTML lies beside it."""
+"""A link to another artefact's page of Markdown; its HTML lies next to it."""
 
 
 def web_page(artefact: Artefact) -> str:

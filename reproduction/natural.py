@@ -42,7 +42,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Contest:
-    """Methods on one task, with the accuracies whose time is told."""
+    """Methods on one task, with the accuracies to which time is measured."""
 
     name: str
     title: str

@@ -1,6 +1,6 @@
 """LoRA adapters: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2022.
 
-The weight W of a layer is frozen; a product of two thin matrices is trained beside it:
+The weight W of a layer is frozen; a product of two thin matrices is trained in addition:
 
     y = W x + b + (α / r) B A x,   A: r x inputs, B: outputs x r, B = 0 at first
 
