@@ -150,7 +150,7 @@ HEAD = """
 
 One line per claim of its experimental section (IV) and of its theorem (III-C). A claim *holds* where every case we
 could check bears it out, *holds partly* where some do, and *does not reproduce* where none does; what was varied
-because the paper does not state it stands beside it. Numbers are ours, and each page names its command and seeds.
+because the paper does not state it stands next to it. Numbers are ours, and each page names its command and seeds.
 
 The runs behind the pages are kept in records/, one archive per page with a list of hashes; a run that several pages
 need is in one of them. With `--draw-only --out docs/results` behind its command a page is made again from these runs,

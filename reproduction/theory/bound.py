@@ -141,7 +141,7 @@ class Interval:
     half: float
 
     def text(self, digits: int = 3) -> str:
-        """Both, the mean rounded to so many significant digits.
+        """Both, the mean rounded to this number of significant digits.
 
         >>> Interval(0.00041234, 0.00001).text(2), Interval(3482.4, 161.0).text(), Interval(2.0, math.inf).text()
         ('0.00041 ± 0.00001', '3482 ± 161', '2.00')
@@ -153,7 +153,7 @@ class Interval:
         return self.fixed(max(0, digits - 1 - math.floor(math.log10(abs(self.mean)))))
 
     def fixed(self, places: int = 2) -> str:
-        """Both, with so many decimals, and one digit of the half at least.
+        """Both, with this number of decimals, and one digit of the half at least.
 
         >>> Interval(-1.0312, 0.0217).fixed(), Interval(-0.00004, 0.003).fixed(), Interval(2.0, math.inf).fixed()
         ('-1.03 ± 0.02', '0.00 ± 0.003', '2.00')
@@ -166,7 +166,7 @@ class Interval:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number with so many significant digits, zeros kept.
+    """A number with this number of significant digits, zeros kept.
 
     >>> significant(1234.5), significant(0.5), significant(0.0000123), significant(0.0)
     ('1234', '0.500', '1.23e-05', '0')

@@ -123,7 +123,7 @@ def command(out: Path, *more: str) -> list[str]:
 
 
 def port_of(out: Path) -> int:
-    """The SuperLink's port, as Flower is told it."""
+    """The SuperLink's port, as in Flower's configuration."""
     config = tomllib.loads((out / "processes" / "flower" / "config.toml").read_text())
     return int(config["superlink"]["loopback"]["address"].rpartition(":")[2])
 

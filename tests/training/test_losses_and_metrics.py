@@ -280,7 +280,7 @@ def test_divergence_by_hand() -> None:
     assert float(found.detach()) == pytest.approx(float((p * (np.log(p) - np.log(q))).sum() / 4), rel=1e-5)
     found.backward()  # type: ignore[no-untyped-call]
     assert teacher.grad is None
-    # ∂KL / ∂z_s = (q - p) / T, over the batch, and no T² beside it
+    # ∂KL / ∂z_s = (q - p) / T, over the batch, without a factor of T²
     assert student.grad is not None
     np.testing.assert_allclose(student.grad.numpy(), (q - p) / 2 / 4, atol=1e-6)
 

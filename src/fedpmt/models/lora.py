@@ -81,7 +81,7 @@ def lora(
 
 
 def merge_lora(module: nn.Module) -> nn.Module:
-    """Copy a module made by `lora` without adapters: each product is added to the weight beside it.
+    """Copy a module made by `lora` without adapters: each product is added to the weight that it adapts.
 
     Args:
         module: What `lora` returned, e.g. with the weights of a run loaded; it stays as it is.

@@ -130,7 +130,7 @@ def evaluation(federation: Federation, progress: Progress) -> Evaluation:
 
 
 WORST = 0.1
-"""The share of clients whose mean score is told as that of the worst."""
+"""The share of clients whose mean score is recorded as that of the worst."""
 
 
 def summarise(by_client: dict[int, float], *, maximize: bool) -> ClientScores:
