@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fedpmt.methods.fedprox import Proximal as Proximal
     from fedpmt.methods.fedra import FedRA as FedRA
     from fedpmt.methods.fedrolex import FedRolex as FedRolex
+    from fedpmt.methods.fiarse import FIARSE as FIARSE
     from fedpmt.methods.fjord import FjORD as FjORD
     from fedpmt.methods.flexlora import FlexLoRA as FlexLoRA
     from fedpmt.methods.heterofl import HeteroFL as HeteroFL
@@ -83,6 +84,7 @@ _HOMES = {
     "fedpmt.methods.fedra": ("FedRA",),
     "fedpmt.methods.fedrolex": ("FedRolex",),
     "fedpmt.methods.fjord": ("FjORD",),
+    "fedpmt.methods.fiarse": ("FIARSE",),
     "fedpmt.methods.flexlora": ("FlexLoRA",),
     "fedpmt.methods.heterofl": ("HeteroFL",),
     "fedpmt.methods.ist": ("IST",),
@@ -104,6 +106,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "FIARSE",
     "IST",
     "SGD",
     "Adagrad",

@@ -23,11 +23,12 @@ from fedpmt.methods.fedprox import Proximal
 from fedpmt.methods.fjord import FjORD
 from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.methods.ist import IST
-from fedpmt.methods.prunefl import PruneFL, prunable
+from fedpmt.methods.prunefl import PruneFL
 from fedpmt.methods.registry import create
 from fedpmt.methods.slimfl import SlimFL
 from fedpmt.models.structure import HIDDEN
 from fedpmt.parts.depth import full, suffixes
+from fedpmt.parts.mask import prunable
 from fedpmt.parts.width import (
     disjoint_channels,
     first_channels,

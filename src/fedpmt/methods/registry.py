@@ -46,6 +46,7 @@ METHODS = {
     "fedgen": ("fedpmt.methods.fedgen", "FedGen"),
     "fedra": ("fedpmt.methods.fedra", "FedRA"),
     "flexlora": ("fedpmt.methods.flexlora", "FlexLoRA"),
+    "fiarse": ("fedpmt.methods.fiarse", "FIARSE"),
 }
 
 
