@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fedpmt.methods.base import Method as Method
     from fedpmt.methods.base import Traits as Traits
     from fedpmt.methods.comet import Comet as Comet
+    from fedpmt.methods.depthfl import DepthFL as DepthFL
+    from fedpmt.methods.depthfl import InclusiveFL as InclusiveFL
     from fedpmt.methods.fedavg import FedAvg as FedAvg
     from fedpmt.methods.feddf import FedDF as FedDF
     from fedpmt.methods.feddrop import FedDrop as FedDrop
@@ -85,6 +87,7 @@ _HOMES = {
     "fedpmt.methods.fedrolex": ("FedRolex",),
     "fedpmt.methods.fjord": ("FjORD",),
     "fedpmt.methods.fiarse": ("FIARSE",),
+    "fedpmt.methods.depthfl": ("DepthFL", "InclusiveFL"),
     "fedpmt.methods.flexlora": ("FlexLoRA",),
     "fedpmt.methods.heterofl": ("HeteroFL",),
     "fedpmt.methods.ist": ("IST",),
@@ -114,6 +117,7 @@ __all__ = [
     "Axis",
     "Comet",
     "Composed",
+    "DepthFL",
     "Device",
     "FedAvg",
     "FedDF",
@@ -128,6 +132,7 @@ __all__ = [
     "FjORD",
     "FlexLoRA",
     "HeteroFL",
+    "InclusiveFL",
     "LocalWork",
     "MLflow",
     "Method",

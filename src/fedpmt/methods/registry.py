@@ -47,6 +47,8 @@ METHODS = {
     "fedra": ("fedpmt.methods.fedra", "FedRA"),
     "flexlora": ("fedpmt.methods.flexlora", "FlexLoRA"),
     "fiarse": ("fedpmt.methods.fiarse", "FIARSE"),
+    "depthfl": ("fedpmt.methods.depthfl", "DepthFL"),
+    "inclusivefl": ("fedpmt.methods.depthfl", "InclusiveFL"),
 }
 
 
