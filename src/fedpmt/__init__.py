@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedpmt.methods.fedavg import FedAvg as FedAvg
     from fedpmt.methods.feddf import FedDF as FedDF
     from fedpmt.methods.feddrop import FedDrop as FedDrop
+    from fedpmt.methods.fedepth import FeDepth as FeDepth
     from fedpmt.methods.fedgen import FedGen as FedGen
     from fedpmt.methods.fedgkt import FedGKT as FedGKT
     from fedpmt.methods.fedmp import FedMP as FedMP
@@ -88,6 +89,7 @@ _HOMES = {
     "fedpmt.methods.fjord": ("FjORD",),
     "fedpmt.methods.fiarse": ("FIARSE",),
     "fedpmt.methods.depthfl": ("DepthFL", "InclusiveFL"),
+    "fedpmt.methods.fedepth": ("FeDepth",),
     "fedpmt.methods.flexlora": ("FlexLoRA",),
     "fedpmt.methods.heterofl": ("HeteroFL",),
     "fedpmt.methods.ist": ("IST",),
@@ -119,6 +121,7 @@ __all__ = [
     "Composed",
     "DepthFL",
     "Device",
+    "FeDepth",
     "FedAvg",
     "FedDF",
     "FedDrop",

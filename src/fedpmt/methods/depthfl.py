@@ -249,7 +249,10 @@ class DepthFL(Method[Exits, Any]):
     def part(self, state: Exits, client: Client) -> Part:
         """The deepest part that fits. A device that can afford the whole model gets all of it with its exits."""
         *early, whole, model = self.depths(state.model.structure)
-        return whole if not early or client.fits(model) else largest(early, client.fits)
+        plan = client.plan
+        # The model as it is, without what exits and FedDyn add: else nobody would train its last layers.
+        able = plan is None or plan.meter.quote(model).usage <= plan.limit
+        return whole if able or not early else largest(early, client.fits)
 
     def assign(self, state: Exits, client: Client, round: Round) -> Task:
         return send(state.tensors, (self.part(state, client),))

@@ -45,8 +45,8 @@ def pool(features: Tensor) -> Tensor:
     [(2, 128), (2, 10), (2, 64), (2, 30)]
     """
     if features.ndim == 4:
-        sides = [min(SIDE, side) for side in features.shape[2:]]
-        features = functional.adaptive_avg_pool2d(features, sides)
+        height, width = features.shape[2:]
+        features = functional.adaptive_avg_pool2d(features, (min(SIDE, height), min(SIDE, width)))
     elif features.ndim > 2 and features[0].numel() > MOST_FEATURES:
         features = features.mean(dim=1)
     return features.flatten(1)
@@ -162,7 +162,7 @@ def nets_with_exits(
         method: Who asks, for refusals.
         model: The global model.
         example: Two samples, by which shapes are found.
-        ends: How many layers each net has, smallest first.
+        ends: How many layers each net has, smallest first; one with all of them has the model's own classifier alone.
         rng: A generator for each purpose.
         every: Whether a net has all exits before its end too, or the last one alone.
 
@@ -174,42 +174,38 @@ def nets_with_exits(
     taps, logits = find_taps(model, example)
     if logits.ndim != 2:
         raise SettingError(f"{method} needs one logit per class (got logits of shape {tuple(logits.shape)})")
-    places: dict[int, Tap] = {}
-    heads: dict[int, Exit] = {}
+    exits: dict[int, tuple[str, Exit]] = {}
+    layers = len(model.structure.layers)
     for end in ends:
+        if end == layers:
+            continue
         tap = taps[end - 1]
         if tap is None:
             layer = model.structure.layers[end - 1].name
             raise SettingError(f"{method} needs a row for each sample behind layer '{layer}'")
-        places[end], heads[end] = tap, Exit(pool(tap.features).shape[1], logits.shape[1])
-        initialise(heads[end], rng(exit_name(end)))
-        heads[end].to(tap.features.dtype)
+        head = Exit(pool(tap.features).shape[1], logits.shape[1])
+        initialise(head, rng(exit_name(end)))
+        exits[end] = tap.path, head.to(tap.features.dtype)
 
-    def net(own: Sequence[int], layers: int) -> LayeredModel:
-        return _add_exits(
-            model,
-            {end: places[end].path for end in own},
-            {end: heads[end] for end in own},
-            layers,
-        )
+    def net(end: int) -> LayeredModel:
+        own = [one for one in exits if one == end or (every and one < end)]
+        return _add_exits(model, {one: exits[one] for one in own}, end)
 
-    early = {until(end): net([one for one in ends if one <= end] if every else [end], end) for end in ends}
-    return {**early, ALL_EXITS: net(ends, len(model.structure.layers))}
+    return {**{until(end): net(end) for end in ends}, ALL_EXITS: _add_exits(model, exits, layers)}
 
 
-def _add_exits(
-    model: LayeredModel, taps: Mapping[int, str], heads: Mapping[int, Exit], layers: int
-) -> LayeredModel:
-    """The first layers of a copy of the model, with these exits."""
+def _add_exits(model: LayeredModel, exits: Mapping[int, tuple[str, Exit]], layers: int) -> LayeredModel:
+    """The first layers of a copy of the model, with exits: each a submodule to listen to, and a head."""
     copied = model.clone()
     module, stages, structure = copied.module, copied.layout.stages, copied.structure
     entries = []
     for place, stage in enumerate(stages):
         single = [name for name in structure.layers[place].parameters if not is_inside(name, stage.paths)]
         if place < layers:
-            paths = sorted(stage.paths, key=lambda path, own=stage.name: path != own)
-            exits = [exit_name(place + 1)] if place + 1 in heads else []
-            entries.append([*paths, *single, *exits, *(copied.layout.base if place == 0 else ())])
+            head = [exit_name(place + 1)] if place + 1 in exits else []
+            base = copied.layout.base if place == 0 else ()
+            # A layer has the name of its first entry.
+            entries.append(list(dict.fromkeys([stage.name, *stage.paths, *single, *head, *base])))
             continue
         needed = {path for earlier in stages[:layers] for path in earlier.paths}
         for path in stage.paths:
@@ -219,6 +215,6 @@ def _add_exits(
         for path in single:
             parent, _, name = path.rpartition(".")
             module.get_submodule(parent)._parameters[name] = None
-    numbered = nn.ModuleDict({str(end): head for end, head in heads.items()})
-    tapped = {str(end): path for end, path in taps.items()}
-    return layered(WithExits(module, tapped, numbered, early=layers < len(stages)), layers=entries)
+    heads = nn.ModuleDict({str(end): head for end, (_, head) in exits.items()})
+    taps = {str(end): path for end, (path, _) in exits.items()}
+    return layered(WithExits(module, taps, heads, early=layers < len(stages)), layers=entries)

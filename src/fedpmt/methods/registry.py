@@ -49,6 +49,7 @@ METHODS = {
     "fiarse": ("fedpmt.methods.fiarse", "FIARSE"),
     "depthfl": ("fedpmt.methods.depthfl", "DepthFL"),
     "inclusivefl": ("fedpmt.methods.depthfl", "InclusiveFL"),
+    "fedepth": ("fedpmt.methods.fedepth", "FeDepth"),
 }
 
 
