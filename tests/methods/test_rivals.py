@@ -16,6 +16,7 @@ import fedpmt
 from fedpmt import api
 from fedpmt.methods.depthfl import DepthFL, Distilling, InclusiveFL
 from fedpmt.methods.exits import WithExits, pool
+from fedpmt.methods.fedepth import BlockByBlock, FeDepth, block_part, blocks_of
 from fedpmt.methods.fiarse import FIARSE
 from fedpmt.models.build import build
 from fedpmt.models.layered import layered
@@ -25,8 +26,11 @@ from fedpmt.parts.mask import largest_entries, prunable
 from fedpmt.parts.part import Mask
 from fedpmt.pricing.meter import download_bytes, upload_bytes
 from fedpmt.pricing.price import Price
-from fedpmt.seeds import generator
-from fedpmt.testing import samples
+from fedpmt.seeds import Seeds, generator
+from fedpmt.testing import ON_A_BENCH, check_method, samples
+from fedpmt.testing.checks import server_optimizer_skips_uncovered_entries
+from fedpmt.training.local import Job
+from fedpmt.training.loop import train
 from fedpmt.types import MODEL, SettingError
 from models.nets_of_users import ResNet
 from models.zoo import ZOO
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+FEDAVG: tuple[str, dict[str, Any]] = ("fedavg", {})
 NET: dict[str, Any] = {**SMALL, "task": "cnn-mnist", "cohort": 3, "devices": 3}
 
 
@@ -143,12 +148,20 @@ def generators(purpose: str) -> np.random.Generator:
     return generator(0, purpose)
 
 
-@pytest.mark.parametrize("method", ["depthfl", "inclusivefl"])
-def test_one_exit_is_fedavg_in_a_whole_run(method: str) -> None:
-    ours, theirs = (
-        api.run(name, options=options, **NET).result
-        for name, options in ((method, {"exits": 1}), ("fedavg", {}))
-    )
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("depthfl", {"exits": 1}),
+        ("inclusivefl", {"exits": 1}),
+        ("inclusivefl", {}),  # where all devices can afford the whole model
+        ("fiarse", {"size": 1}),
+        ("fedepth", {"blocks": 1}),
+        ("fedepth", {}),  # where memory has no limit
+    ],
+)
+def test_it_is_fedavg_in_a_whole_run(method: str, options: dict[str, Any]) -> None:
+    capable: dict[str, Any] = {**NET, "levels": "1", "depths": 1}
+    ours, theirs = (api.run(name, options=own, **capable).result for name, own in ((method, options), FEDAVG))
     assert ours is not None
     assert theirs is not None
     assert ours.weights_sha256 == theirs.weights_sha256
@@ -287,16 +300,11 @@ def test_fiarse_saves_bytes_and_no_time() -> None:
     assert sparse.memory_bytes > dense.memory_bytes
 
 
-def test_fiarse_of_full_size_is_fedavg_in_a_whole_run() -> None:
-    runs = [
-        api.run(name, options=options, **NET) for name, options in (("fiarse", {"size": 1}), ("fedavg", {}))
-    ]
-    ours, theirs = (run.result for run in runs)
-    assert ours is not None
-    assert theirs is not None
-    assert ours.weights_sha256 == theirs.weights_sha256
-    assert list(ours.score_by_width or {}) == ["1", "0.25", "0.0625", "0.015625"]
-    assert (ours.score_by_width or {})["1"] == ours.score
+def test_fiarse_scores_the_papers_sizes() -> None:
+    result = api.run("fiarse", **NET).result
+    assert result is not None
+    assert list(result.score_by_width or {}) == ["1", "0.25", "0.0625", "0.015625"]
+    assert (result.score_by_width or {})["1"] == result.score
 
 
 def test_at_least_one_weight_is_kept() -> None:
@@ -307,6 +315,7 @@ def test_at_least_one_weight_is_kept() -> None:
     ("method", "options", "said"),
     [
         (FIARSE, {"size": 0.0}, r"fiarse\.size must be > 0 and <= 1 \(got 0\.0\)"),
+        (FeDepth, {"blocks": 0}, r"fedepth\.blocks must be >= 1 \(got 0\)"),
         (DepthFL, {"exits": 0}, r"depthfl\.exits must be >= 1 \(got 0\)"),
         (InclusiveFL, {"distil": -1.0}, r"inclusivefl\.distil must be >= 0 \(got -1\.0\)"),
         (
@@ -324,6 +333,8 @@ def test_wrong_settings_are_refused(method: Any, options: dict[str, Any], said: 
 def test_models_without_a_place_for_exits_are_refused() -> None:
     with pytest.raises(SettingError, match=r"depthfl\.exits must be <= 3 for a model of 4 layers \(got 4\)"):
         Bench(DepthFL(exits=4), deep_net())
+    with pytest.raises(SettingError, match=r"fedepth\.blocks must be <= 3 for this model \(got 4\)"):
+        Bench(FeDepth(blocks=4), deep_net())
     few = {key: one[:2] for key, one in ZOO["GPT-2"].inputs().items()}
     tied = layered(ZOO["GPT-2"].make(), example=few)
     with pytest.raises(SettingError, match="inclusivefl needs a model whose layers share no tensors"):
@@ -334,3 +345,73 @@ def test_images_are_pooled_and_few_features_are_not() -> None:
     grid = torch.arange(64.0).reshape(1, 1, 8, 8)
     assert pool(grid)[0, 0] == grid[0, 0, :2, :2].mean()
     assert torch.equal(pool(grid[0]), grid.reshape(1, -1))
+
+
+def test_fedepth_trains_one_block_at_a_time() -> None:
+    """After the steps of the first block only its layers have moved; the last block leaves it as it is."""
+    bench = Bench(FeDepth(blocks=3), deep_net(), batch=4, epochs=3)
+    structure = bench.state.model.structure
+    blocks = blocks_of(structure, bench.task(0).offer[0])
+    assert [block.label for block in blocks] == ["layers 1-1", "layers 2-2", "layers 3-4"]
+    moved = [step_of(bench, steps) for steps in (2, 4, 6)]
+    assert moved[0] == set(blocks[0].trained) == {"1.weight", "1.bias", "exits.1.weight", "exits.1.bias"}
+    assert moved[1] == moved[0] | set(blocks[1].trained)
+    assert moved[2] == set(structure.tensors)
+    first, last = (update_of(bench, steps)["1.weight"] for steps in (2, 6))
+    torch.testing.assert_close(first, last)
+
+
+def update_of(bench: Bench, steps: int) -> dict[str, Tensor]:
+    """What a local round has changed after some of its steps: the rest is taken at a rate of 0."""
+
+    class Stopped(BlockByBlock):
+        def start(self, job: Any) -> Any:
+            run = super().start(job)
+            run.rate = lambda step: 0.1 if step < steps else 0.0
+            return run
+
+    task = bench.task(0)
+    job = Job(bench.site, task, task.offer[0], None, samples(8), Seeds(0, 0, 0), 0, 0)
+    return dict(train(Stopped(), job)[0].update)
+
+
+def step_of(bench: Bench, steps: int) -> set[str]:
+    return {name for name, change in update_of(bench, steps).items() if bool(change.any())}
+
+
+def test_fedepth_pays_for_its_largest_block_in_memory_and_for_all_of_them_in_operations() -> None:
+    model, _ = priced()
+    example = torch.zeros(2, *NETS["cnn-mnist"].input_shape)
+    nets = FeDepth().models(model, example, generators)
+    price = Price(model, mode="exact", batch=10, samples=20, cached=False, example=example, others=nets)
+    structure, method = nets["all exits"].structure, FeDepth()
+    part = method.part(structure, (1, 2))
+    cost = work_cost(method.local, part, price, structure)
+    each = [price(block_part(structure, first, last)) for first, last in ((0, 1), (1, 2), (2, 4))]
+    largest = max(one.memory.step for one in each)
+    assert cost.memory_bytes == cost.memory.weights + largest
+    assert cost.memory_bytes < price.full.memory_bytes
+    assert cost.operations == pytest.approx(sum(one.operations for one in each) / 3)
+    assert 3 * cost.operations > price.full.operations
+    # The layers behind a block don't run, those before it run forward.
+    assert each[0].inference < each[1].inference < price.full.inference
+
+
+@pytest.mark.parametrize(("share", "count"), [(1.0, 1), (0.9, 2), (0.1, 3)])
+def test_fedepth_takes_as_few_blocks_as_fit_into_memory(share: float, count: int) -> None:
+    """Where not even single layers fit, it has as many blocks as can be, and is marked."""
+    run = api.run("fedepth", budget=f"memory={share}", **{**NET, "rounds": 1})
+    devices = run.rounds[0].devices
+    assert {int(device.part.split()[0]) for device in devices} == {count}
+    whole = api.run("fedavg", **{**NET, "rounds": 1}).rounds[0].devices[0]
+    for device in devices:
+        assert device.over_budget == (share == 0.1)
+        assert device.memory_bytes < whole.memory_bytes or count == 1
+        assert device.operations > 0.9 * whole.operations
+    assert run.rounds[0].layers == dict.fromkeys(run.rounds[0].layers, 3)
+
+
+@pytest.mark.parametrize("method", [FeDepth(blocks=2), DepthFL(dynamic=0.1, predicts="ensemble")])
+def test_other_settings_keep_the_contract(method: Any) -> None:
+    checks = [check for check in ON_A_BENCH if check is not server_optimizer_skips_uncovered_entries]
+    check_method(method, checks=checks)

@@ -3,7 +3,7 @@
 Every device trains the whole model. One that is short of memory trains it block by block within a round: all epochs on
 the first block, then all on the second, and so on. While a block learns, the layers before it are frozen and the layers
 behind it do not run; a classifier on what the block gives stands in for them. Memory falls to that of the largest
-block, the operations of a round don't:
+block, the operations of a round stay about the same:
 
     memory = weights + max_b step_b,        operations = Σ_b E (forward_{<= b} + backward_b + update_b)
 """
