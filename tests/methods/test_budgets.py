@@ -62,6 +62,9 @@ ACTIONS = {
     "feddf": dict.fromkeys(RESOURCES, "device"),
     "comet": {**dict.fromkeys(RESOURCES, "device"), "bytes": "none", "upload": "none"},
     **dict.fromkeys(("fedgkt", "fedgen"), dict.fromkeys(RESOURCES, "none")),
+    **dict.fromkeys(("depthfl", "inclusivefl"), dict.fromkeys(RESOURCES, "device")),
+    "fiarse": {**dict.fromkeys(RESOURCES, "device"), "memory": "none"},
+    "fedepth": {**dict.fromkeys(RESOURCES, "none"), "memory": "device"},
 }
 LEVELS = 4
 ROUND = 3

@@ -94,7 +94,7 @@ def test_depthfl_minimises_its_formula() -> None:
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in bench.state.tensors.items()}
     outputs = net.forward(leaves, data.inputs)
     logs = [torch.log_softmax(one, dim=1) for one in outputs]
-    loss = -sum(log[torch.arange(8), data.targets].mean() for log in logs)
+    loss = -torch.stack([log[torch.arange(8), data.targets].mean() for log in logs]).sum()
     for pupil in range(3):
         for teacher in {0, 1, 2} - {pupil}:
             said = logs[teacher].detach()
@@ -371,7 +371,7 @@ def update_of(bench: Bench, steps: int) -> dict[str, Tensor]:
             return run
 
     task = bench.task(0)
-    job = Job(bench.site, task, task.offer[0], None, samples(8), Seeds(0, 0, 0), 0, 0)
+    job: Job[None] = Job(bench.site, task, task.offer[0], None, samples(8), Seeds(0, 0, 0), 0, 0)
     return dict(train(Stopped(), job)[0].update)
 
 
