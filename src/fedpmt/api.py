@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 OWN_DATA = "arrays"
 CUSTOM = "custom"
-SHARED = ("depths", "splitting", "server")
+SHARED = ("depths", "splitting", "plan", "server")
 """Fields of a method that are settings of the run: its value there, where it has such a field."""
 
 Layers: TypeAlias = Sequence[str | Sequence[str]]
@@ -686,6 +686,7 @@ def shared_of(settings: Settings) -> dict[str, Any]:
     shared: dict[str, Any] = {
         "depths": settings.depths,
         "splitting": settings.splitting,
+        "plan": settings.plan,
         "server": make_server(
             settings.server_optimizer,
             settings.server_lr,

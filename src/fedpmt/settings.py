@@ -198,6 +198,11 @@ class Settings(BaseModel):
     depths: int | None = Field(
         None, ge=1, description="number of depths |I|; default: the paper's larger one, else one per layer"
     )
+    plan: Literal["paper", "traded", "rotated"] = Field(
+        "paper",
+        description="what FedPMT does with a device's budget: the deepest part in all steps, as in the paper; a deeper "
+        "one in fewer steps; or the same, and now and then all layers",
+    )
     splitting: Literal["server", "device"] = Field(
         "server", description="who chooses the depth: Option I or Option II"
     )
@@ -458,6 +463,7 @@ class RunSettings(TypedDict, total=False):
     mode: Literal["exact", "paper"]
     prefix: Literal["auto", "cache", "recompute"]
     depths: int | None
+    plan: Literal["paper", "traded", "rotated"]
     splitting: Literal["server", "device"]
     speeds: Literal["stated", "measured"]
     speed_weight: float
