@@ -751,6 +751,8 @@ def check(
     check_public(settings.public, settings.data)
     if used.needs_public and settings.public == "none":
         raise SettingError(f"public = 'none': {name} needs public data (e.g. {HELD_OUT['public']})")
+    if used.needs_validation and settings.score_on == "validation":
+        raise SettingError(f"score-on = 'validation': {name} trains with these samples (allowed: test)")
     fleet = make_fleet(settings)
     check_traces(settings)
     if settings.limits is not None:

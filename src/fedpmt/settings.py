@@ -138,6 +138,10 @@ class Settings(BaseModel):
         lt=1,
         description="share of the training set that the server alone has, with labels; methods that need some: 0.01",
     )
+    score_on: Literal["test", "validation"] = Field(
+        "test",
+        description="what scores are of: the test set, or the validation data, by which settings may be chosen",
+    )
     devices: int = Field(0, ge=1, description="size of the fleet |K|")
     samples: int = Field(
         0,
@@ -400,6 +404,8 @@ class Settings(BaseModel):
             raise SettingError(
                 f"budget = '{self.budget}' is refused with mode = '{self.mode}': it needs mode = 'exact'"
             )
+        if self.score_on == "validation" and not self.validation:
+            raise SettingError("score-on = 'validation' needs validation data, e.g. --validation 0.1")
         _check_precision(self)
         _check_traces(self)
         _check_task(self)
@@ -444,6 +450,7 @@ class RunSettings(TypedDict, total=False):
     partition_seed: int
     public: str
     validation: float
+    score_on: Literal["test", "validation"]
     devices: int
     samples: int
     cohort: int
