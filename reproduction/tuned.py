@@ -21,7 +21,7 @@ from fedpmt.settings import resolve
 from reproduction import entrants as leaderboard
 from reproduction.artefact import Artefact, Picture, Table
 from reproduction.completion_time import CONFIDENCE, DEADLINE, Estimate
-from reproduction.natural import Entrant, draw_panels
+from reproduction.natural import PEOPLE, ROLES, Contest, Entrant, draw_panels
 from reproduction.paper import IID, PARTITIONS, TWO_CLASSES, Experiment, Scope, seeds_text
 from reproduction.readings import TAIL, final
 from reproduction.scores import minutes, percent, seconds_to
@@ -92,10 +92,14 @@ class Case:
     entrants: Sequence[Entrant] = WEIGHTS
     more: Mapping[str, Any] = field(default_factory=dict)
     trial_seeds: Sequence[int] = TRIAL_SEEDS
+    people: Contest | None = None  # whose task it is, where that is no leaderboard's
     fixed: Trial | None = None  # of all entrants, without trials: forms of one method
 
     def base(self, scope: Scope, entrant: Entrant, seed: int) -> Settings:
-        """A run as on the leaderboard: the same fleet, budget and held-out data."""
+        """A run as on the leaderboard: the same fleet, budget and held-out data; or as on the page of people."""
+        if self.people is not None:
+            form = Entrant(entrant.title, entrant.method, {"budget": leaderboard.BUDGET, **entrant.settings})
+            return self.people.of(replace(scope, quick=False), form, seed)
         contest = leaderboard.Contest([seed], self.data, rounds=self.rounds, data_dir=scope.data_dir)
         known = leaderboard.KNOWN.get(entrant.method, leaderboard.KNOWN["fedpmt"])
         given = contest.settings(known, self.partition, seed).model_dump()
@@ -438,6 +442,48 @@ TABLE_II = replace(
 
 EMBEDDED = Tuned("tuned-embedded", "Every method at its best rates: embedded images", EMBEDDED_CASES, HOW)
 CIFAR10 = Tuned("tuned-cifar10", "Every method at its best rates: CIFAR-10", (*CIFAR10_CASES, TABLE_II), HOW)
+
+FEW = tuple(one for one in WEIGHTS if one.title in (OURS, PAPER, "FedAvg", "HeteroFL"))
+ELSEWHERE = Tuned(
+    "tuned-elsewhere",
+    "Every method at its best rates: other splits, more epochs, and people",
+    (
+        replace(
+            CIFAR10_CASES[1],
+            name="dirichlet",
+            title="CIFAR-10, Dirichlet 0.3",
+            partition="dirichlet:0.3",
+            targets=(0.45, 0.50, 0.55),
+            entrants=FEW,
+        ),
+        replace(
+            CIFAR10_CASES[1],
+            name="epochs",
+            title="CIFAR-10, 2 classes per device, E = 5",
+            rounds=100,
+            trial_rounds=30,
+            entrants=FEW,
+            more={"epochs": 5},
+        ),
+        *(
+            Case(
+                people.name,
+                people.title,
+                people.task,
+                "natural",
+                people.targets,
+                people.rounds,
+                people.rounds,
+                0.1,
+                FEW,
+                trial_seeds=TRIAL_SEEDS[:1],
+                people=people,
+            )
+            for people in (PEOPLE, ROLES)
+        ),
+    ),
+    HOW,
+)
 
 PLAIN = {"server_optimizer": "none", "server_lr": None}
 FORMS = (
