@@ -41,7 +41,7 @@ PAGES = {
     "fine-tuning": "Pretrained models: MobileNetV2 on CIFAR-10 and MiniLM on Reuters' news.",
     "tuned-embedded": "All methods at rates chosen on validation data: embedded images.",
     "tuned-cifar10": "All methods at rates chosen on validation data: CIFAR-10.",
-    "tuned-elsewhere": "The same on other splits of CIFAR-10, with five local epochs, and with devices that are people.",
+    "tuned-elsewhere": "The same on other splits, with five local epochs, and with devices that are people.",
     "ablation": "FedPMT with one ingredient changed at a time: embedded images and CIFAR-10.",
 }
 
