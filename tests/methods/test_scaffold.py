@@ -16,7 +16,8 @@ from torch import nn
 from fedpmt import api
 from fedpmt.methods.base import Prototype, Setup
 from fedpmt.methods.fedavg import FedAvg
-from fedpmt.methods.scaffold import CONTROL, Control, Controlled, Scaffold, effective_steps
+from fedpmt.methods.averaging import effective_steps
+from fedpmt.methods.scaffold import CONTROL, Control, Controlled, Scaffold
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL
 from fedpmt.records import DEVICES

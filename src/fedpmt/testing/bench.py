@@ -301,7 +301,8 @@ class Bench:
             own = work.first(device, Seeds(0, None, device))
         rng = Seeds(0, index, device)
         data = samples(count, seed=device)
-        return train(work, Job(self.site, task, task.offer[0], own, data, rng, device, index))
+        reply, kept = train(work, Job(self.site, task, task.offer[0], own, data, rng, device, index))
+        return replace(reply, steps=self.settings.steps(count, task.steps), chances=task.chances), kept
 
 
 def model_of(method: Method[Any, Any], state: Any) -> Tensors:
