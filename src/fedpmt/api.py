@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 OWN_DATA = "arrays"
 CUSTOM = "custom"
-SHARED = ("depths", "splitting", "server")
+SHARED = ("depths", "splitting", "plan", "server")
 """Fields of a method that are settings of the run: its value there, where it has such a field."""
 
 Layers: TypeAlias = Sequence[str | Sequence[str]]
@@ -686,6 +686,7 @@ def shared_of(settings: Settings) -> dict[str, Any]:
     shared: dict[str, Any] = {
         "depths": settings.depths,
         "splitting": settings.splitting,
+        "plan": settings.plan,
         "server": make_server(
             settings.server_optimizer,
             settings.server_lr,
@@ -750,6 +751,8 @@ def check(
     check_public(settings.public, settings.data)
     if used.needs_public and settings.public == "none":
         raise SettingError(f"public = 'none': {name} needs public data (e.g. {HELD_OUT['public']})")
+    if used.needs_validation and settings.score_on == "validation":
+        raise SettingError(f"score-on = 'validation': {name} trains with these samples (allowed: test)")
     fleet = make_fleet(settings)
     check_traces(settings)
     if settings.limits is not None:
