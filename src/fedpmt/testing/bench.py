@@ -31,6 +31,7 @@ from fedpmt.simulation.checkpoint import write_value
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Site
 from fedpmt.training.loop import train
 from fedpmt.training.messages import Client, Reply, Task
+from fedpmt.training.optimizers import SGD
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.types import Examples
 
@@ -249,7 +250,9 @@ class Bench:
 
     def round(self, index: int) -> Round:
         """Make what the method may know of a round."""
-        return Round(index, self.price, Seeds(0, index), cohort=tuple(range(4)))
+        optimizer = self.settings.optimizer
+        momentum = optimizer.momentum if isinstance(optimizer, SGD) else 0.0
+        return Round(index, self.price, Seeds(0, index), tuple(range(4)), momentum)
 
     @property
     def server(self) -> Server:
