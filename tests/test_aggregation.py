@@ -218,9 +218,7 @@ FIRST, LAST = "0.weight", "1.weight"
 DEEP, SHALLOW = part({FIRST: WHOLE, LAST: WHOLE}), part({LAST: WHOLE})
 
 
-def answer(
-    trained: Part, change: float, samples: int, steps: int, chances: tuple[Chance, ...] = ()
-) -> Reply:
+def answer(trained: Part, change: float, samples: int, steps: int, chances: tuple[Chance, ...] = ()) -> Reply:
     update = {name: torch.full((1, 1), change) for name in trained.trained}
     return Reply(0, 0, trained, samples, {UPDATE: update}, steps=steps, chances=chances)
 
@@ -292,9 +290,7 @@ def test_the_mean_over_all_draws_is_the_gradient(
     τ = Σ a_k E[τ_k] / Σ a_k does not depend on the draw; if it did, it would go along with who drew what.
     """
     total = sum(samples for samples, *_ in devices)
-    expected = [
-        (1 - chance) * shallow + chance * deep for _, _, chance, shallow, deep in devices
-    ]  # E[τ_k]
+    expected = [(1 - chance) * shallow + chance * deep for _, _, chance, shallow, deep in devices]  # E[τ_k]
     length = sum(one[0] * steps for one, steps in zip(devices, expected, strict=True)) / total
     right = length * sum(samples * slope for samples, slope, *_ in devices) / total
     found = np.zeros(2)

@@ -52,7 +52,10 @@ class FedDrop(PartAveraging):
             self,
             keep=(self.keep is None or 0 < self.keep <= 1, "> 0 and <= 1"),
             # Zeros in place of what others did not train are no changes, which could be normalised.
-            normalise=(self.aggregation != "zero" or self.normalise == "none", "none with aggregation = zero"),
+            normalise=(
+                self.aggregation != "zero" or self.normalise == "none",
+                "none with aggregation = zero",
+            ),
         )
 
     @property

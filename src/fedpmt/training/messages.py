@@ -66,7 +66,9 @@ class Task:
     steps: int | None = None  # τ, where less than all epochs are asked for
     accepted_round: int | None = None  # the last round whose state the server took over from this device
     epochs: int | None = None  # E, where this device is asked for another number of them than all are
-    chances: tuple[Chance, ...] = ()  # all that could have been drawn, where the task was; devices don't hear of it
+    chances: tuple[
+        Chance, ...
+    ] = ()  # all that could have been drawn, where the task was; devices don't hear of it
 
 
 @dataclass(frozen=True)
