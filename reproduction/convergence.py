@@ -82,14 +82,14 @@ def build(scope: Scope, quick: bool = False) -> Artefact:
             ),
             Picture(
                 "convergence-depths", depths_figure(gaps, floors),
-                f"What shallow depths cost, {count}. Above: error of FedPMT over FedAvg's on i.i.d. data under the same "
+                f"What shallow depths cost, {count}. Above: error of FedPMT over FedAvg's on i.i.d. data with the same "
                 "step sizes and draws, by mix of depths, τ = 1. Below: what fixed levels leave on other data, against "
                 "Λ; bars: the same floor when the levels are given out in other ways. Levels redrawn each round have "
                 "no floor, only not yet converged.",
             ),
             Picture(
                 "convergence-plans", plans_figure(planned),
-                f"Fixed levels, two classes per device, mean of {count}. The paper's plan stops at its floor, and so do "
+                f"Fixed levels, two classes per device, mean of {count}. The paper's plan stops at its floor, so do "
                 "ours under a plain mean. With changes divided by steps, and by chances where parts are drawn, the "
                 "error falls with slope -1 within the same budget.",
             ),
@@ -210,13 +210,13 @@ def _what_restores(planned: Sequence[Case]) -> str:
         for name in ("traded, steps", "rotated, draws")
     }
     return f"""
-**What restores the rate with fixed levels.** Two classes per device, four devices of each depth; a weak device may
-spend what its depth costs in τ = {PLANNED_STEPS} steps otherwise. *Traded*: all blocks in fewer steps. *Rotated*: once in
-{TURNS} rounds, at random, all blocks in fewer steps, else its depth in all of them. Under a plain mean both still rest
-beside w*, as the paper's plan does (slopes {_range(wrong)}): who takes more steps, or trains a block more often, counts
-for more. If changes are divided by steps, and by the chance of training the block where that is drawn
-(`normalise=steps`, `normalise=draws`), the slopes are {_range(right)}. Traded costs nothing compared with FedAvg, whose
-weak devices do up to twice the work: {cost["traded, steps"]} times its error. Rotated costs noise:
+**What restores the rate with fixed levels.** Two classes per device, four devices of each depth. A weak device has the
+budget of its depth in τ = {PLANNED_STEPS} steps, and may spend it otherwise. *Traded*: all blocks in fewer steps.
+*Rotated*: once in {TURNS} rounds, at random, all blocks in fewer steps; else its depth in all steps. Under a plain mean
+both come to rest away from w*, as the paper's plan does (slopes {_range(wrong)}): a device that takes more steps, or
+trains a block more often, counts for more. With changes divided by steps, and by the chance of training the block where
+that is drawn (`normalise=steps`, `normalise=draws`), the slopes are {_range(right)}. Traded costs little:
+{cost["traded, steps"]} times the error of FedAvg, whose weakest devices do twice the work. Rotated costs noise:
 {cost["rotated, draws"]} times.
 """.strip()
 

@@ -252,7 +252,7 @@ def _rng(seed: int, purpose: str, first: int) -> np.random.Generator:
 def _work(
     arms: Sequence[Arm], plans: Sequence[Pairs], seeds: Sequence[int], first: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and steps of each slot: (rounds, arms, seeds, slots, ..), or one round's for all where nothing is drawn."""
+    """Weights and steps of each slot: (rounds, arms, seeds, slots, ..); one round and seed where nothing is drawn."""
     slots = arms[0].cohort
     if any(arm.plan == "rotated" for arm in arms):
         draws = np.stack([_rng(seed, "rotation", first).random((CHUNK, slots)) for seed in seeds], axis=1)

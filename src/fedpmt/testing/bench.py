@@ -31,8 +31,8 @@ from fedpmt.simulation.checkpoint import write_value
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Site
 from fedpmt.training.loop import train
 from fedpmt.training.messages import Client, Reply, Task
-from fedpmt.training.optimizers import SGD
 from fedpmt.training.objective import CLASSIFICATION
+from fedpmt.training.optimizers import SGD
 from fedpmt.types import Examples
 
 if TYPE_CHECKING:
