@@ -76,7 +76,7 @@ class FedPMT(PartAveraging):
 
     def assign(self, state: Averaged, client: Client, round: Round) -> Task:
         if self.plan == "paper" or client.plan is None:
-            return super().assign(state, client, round)
+            return send(state.tensors, self.offer(state, client, round))
         drawn, *others = chances = self.chances(state, client.plan)
         if others and round.rng("rotation", client.id).random() < others[0].probability:
             drawn = others[0]
