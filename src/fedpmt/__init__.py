@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from fedpmt.methods.base import Method as Method
     from fedpmt.methods.base import Traits as Traits
     from fedpmt.methods.comet import Comet as Comet
+    from fedpmt.methods.depthfl import DepthFL as DepthFL
+    from fedpmt.methods.depthfl import InclusiveFL as InclusiveFL
     from fedpmt.methods.fedavg import FedAvg as FedAvg
     from fedpmt.methods.feddf import FedDF as FedDF
     from fedpmt.methods.feddrop import FedDrop as FedDrop
+    from fedpmt.methods.fedepth import FeDepth as FeDepth
     from fedpmt.methods.fedgen import FedGen as FedGen
     from fedpmt.methods.fedgkt import FedGKT as FedGKT
     from fedpmt.methods.fedmp import FedMP as FedMP
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from fedpmt.methods.fedprox import Proximal as Proximal
     from fedpmt.methods.fedra import FedRA as FedRA
     from fedpmt.methods.fedrolex import FedRolex as FedRolex
+    from fedpmt.methods.fiarse import FIARSE as FIARSE
     from fedpmt.methods.fjord import FjORD as FjORD
     from fedpmt.methods.flexlora import FlexLoRA as FlexLoRA
     from fedpmt.methods.heterofl import HeteroFL as HeteroFL
@@ -83,6 +87,9 @@ _HOMES = {
     "fedpmt.methods.fedra": ("FedRA",),
     "fedpmt.methods.fedrolex": ("FedRolex",),
     "fedpmt.methods.fjord": ("FjORD",),
+    "fedpmt.methods.fiarse": ("FIARSE",),
+    "fedpmt.methods.depthfl": ("DepthFL", "InclusiveFL"),
+    "fedpmt.methods.fedepth": ("FeDepth",),
     "fedpmt.methods.flexlora": ("FlexLoRA",),
     "fedpmt.methods.heterofl": ("HeteroFL",),
     "fedpmt.methods.ist": ("IST",),
@@ -104,6 +111,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "FIARSE",
     "IST",
     "SGD",
     "Adagrad",
@@ -111,7 +119,9 @@ __all__ = [
     "Axis",
     "Comet",
     "Composed",
+    "DepthFL",
     "Device",
+    "FeDepth",
     "FedAvg",
     "FedDF",
     "FedDrop",
@@ -125,6 +135,7 @@ __all__ = [
     "FjORD",
     "FlexLoRA",
     "HeteroFL",
+    "InclusiveFL",
     "LocalWork",
     "MLflow",
     "Method",

@@ -46,6 +46,10 @@ METHODS = {
     "fedgen": ("fedpmt.methods.fedgen", "FedGen"),
     "fedra": ("fedpmt.methods.fedra", "FedRA"),
     "flexlora": ("fedpmt.methods.flexlora", "FlexLoRA"),
+    "fiarse": ("fedpmt.methods.fiarse", "FIARSE"),
+    "depthfl": ("fedpmt.methods.depthfl", "DepthFL"),
+    "inclusivefl": ("fedpmt.methods.depthfl", "InclusiveFL"),
+    "fedepth": ("fedpmt.methods.fedepth", "FeDepth"),
 }
 
 

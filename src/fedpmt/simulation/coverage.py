@@ -91,11 +91,11 @@ def untrained_layers(federation: Federation, progress: Progress) -> tuple[str, .
     round_, _ = federation.open(progress, reachable=())
     for device in _strongest_first(federation):
         one = assign(federation, progress, device, replace(round_, cohort=(device.id,)))
-        if one.part.model != GLOBAL:
+        part = one.part.resident()
+        trained = mask(structure, part)
+        if not any(trained):
             return ()
         if one.able and one.seconds <= latest:
-            part = one.part.resident()
-            trained = mask(structure, part)
             missing -= {layer.name for layer, on in zip(structure.layers, trained, strict=True) if on}
             # What is left out is left out by chance, and comes another time.
             missing -= {structure.layers[place].name for place in left_out(structure, part)}

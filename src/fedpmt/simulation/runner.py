@@ -478,7 +478,7 @@ def copy_state(federation: Federation, progress: Progress) -> dict[str, Tensor]:
 
 def _copy(federation: Federation, predictor: Predictor) -> dict[str, Tensor]:
     """Copy all of the module's state, so that it loads strictly; what methods without a global model share, alone."""
-    model = federation.problem.model
+    model = federation.problem.models[predictor.model]
     state = model.state_dict(predictor.tensors) if predictor.kind == "global" else predictor.tensors
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
 

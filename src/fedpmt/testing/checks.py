@@ -16,7 +16,7 @@ import torch
 from fedpmt import api
 from fedpmt.methods.averaging import Averaged
 from fedpmt.methods.fedavg import FedAvg
-from fedpmt.parts.part import GLOBAL, Whole, add_at
+from fedpmt.parts.part import Whole, add_at
 from fedpmt.pricing.meter import UPDATE, download_bytes, reply_shapes, upload_bytes
 from fedpmt.records import CHECKPOINT, DEVICES, MODEL_FILE, ROUNDS
 from fedpmt.simulation.checkpoint import read_value, write_value
@@ -269,7 +269,7 @@ def uncovered(tensors: Tensors, replies: Sequence[Reply]) -> dict[str, torch.Ten
     for name, tensor in tensors.items():
         cover = torch.zeros_like(tensor)
         for reply in replies:
-            if reply.part.model == GLOBAL and name in reply.part.trained:
+            if name in reply.part.trained:
                 add_at(cover, reply.part.trained[name], 1.0)
         found[name] = cover == 0
     return found
