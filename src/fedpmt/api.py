@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from fedpmt import records
 from fedpmt.data.registry import is_own, with_samples
+from fedpmt.methods.averaging import PLAIN
 from fedpmt.methods.registry import (
     METHODS,
     create,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 OWN_DATA = "arrays"
 CUSTOM = "custom"
-SHARED = ("depths", "splitting", "server")
+SHARED = ("depths", "splitting", "mean", "server")
 """Fields of a method that are settings of the run: its value there, where it has such a field."""
 
 Layers: TypeAlias = Sequence[str | Sequence[str]]
@@ -686,6 +687,7 @@ def shared_of(settings: Settings) -> dict[str, Any]:
     shared: dict[str, Any] = {
         "depths": settings.depths,
         "splitting": settings.splitting,
+        "mean": settings.mean,
         "server": make_server(
             settings.server_optimizer,
             settings.server_lr,
@@ -745,6 +747,10 @@ def check(
         raise SettingError(
             f"server-optimizer = '{settings.server_optimizer}' cannot be combined with {name}: "
             "it does not average parts"
+        )
+    if settings.mean != PLAIN and "mean" not in _shared_fields(settings, chosen):
+        raise SettingError(
+            f"mean = '{settings.mean}' cannot be combined with {name}: its server does something else than average parts"
         )
     check_spec(settings.partition, settings.amounts)
     check_public(settings.public, settings.data)

@@ -491,6 +491,10 @@ REFUSED += [
         "(set fedpmt.weight=uniform)",
     ),
     (["--budget", "upload"], "budget = 'upload' is refused with secagg: every upload is as long as"),
+    (
+        ["--mean", "median"],
+        "mean = 'median' is refused with secagg: it compares the devices' updates, and the server sees only their sum",
+    ),
 ]
 
 

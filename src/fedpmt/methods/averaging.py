@@ -26,6 +26,10 @@ Weight = Literal["samples", "uniform"]
 """a_k = |D_k|, or 1; in the paper all devices hold equally many samples."""
 
 
+PLAIN = "plain"
+"""The mean by weights, which trusts every reply."""
+
+
 def weight_of(weight: Weight, samples: int) -> int:
     """a_k of a device by its number of samples."""
     return samples if weight == "samples" else 1
@@ -44,12 +48,18 @@ class MeanFold(Fold[Averaged]):
     """The coverage-weighted mean of all replies, then the server's step."""
 
     def __init__(
-        self, state: Averaged, rule: Rule, weight: Weight, server: ServerOptimizer = REPLACE
+        self,
+        state: Averaged,
+        rule: Rule,
+        weight: Weight,
+        server: ServerOptimizer = REPLACE,
+        mean: str = PLAIN,
     ) -> None:
-        from fedpmt.aggregation import CoverageMean
+        from fedpmt.aggregation import CoverageMean, make_mean
 
         self._state, self._weight, self._server = state, weight, server
-        self._mean = CoverageMean(state.tensors, rule)
+        plain = mean == PLAIN
+        self._mean = CoverageMean(state.tensors, rule) if plain else make_mean(state.tensors, rule, mean)
 
     def add(self, reply: Reply) -> None:
         self._mean.add(reply.part, reply.tensors[UPDATE], weight_of(self._weight, reply.samples))
@@ -67,10 +77,11 @@ class PartAveraging(Method[Averaged, Any]):
     """Sends each device a part of the global model and averages every entry over those that trained it.
 
     A method is four values: which part a device gets (`part`), what it does with it (`local`), how replies are
-    folded (`mean`), and what becomes of the folded difference (`server`).
+    folded (`rule`, `mean`), and what becomes of the folded difference (`server`).
     """
 
     weight: Weight = "samples"
+    mean: str = PLAIN  # or robust: median, trimmed:SHARE, clipped:NORM
     server: ServerOptimizer = REPLACE
 
     @abstractmethod
@@ -86,13 +97,13 @@ class PartAveraging(Method[Averaged, Any]):
         return LocalWork()
 
     @property
-    def mean(self) -> Rule:
+    def rule(self) -> Rule:
         """How entries that only some devices trained are averaged."""
         return "overlap"
 
     @property
     def traits(self) -> Traits:
-        return Traits(sums="entries", combines=f"{self.mean} mean")
+        return Traits(sums="entries", combines=f"{self.rule} mean")
 
     def init(self, setup: Setup) -> Averaged:
         prototype = setup.prototypes[GLOBAL]
@@ -102,7 +113,7 @@ class PartAveraging(Method[Averaged, Any]):
         return send(state.tensors, self.offer(state, client, round))
 
     def fold(self, state: Averaged, round: Round) -> Fold[Averaged]:
-        return MeanFold(state, self.mean, self.weight, self.server)
+        return MeanFold(state, self.rule, self.weight, self.server, self.mean)
 
     def predictor(self, state: Averaged) -> Predictor:
         return Predictor("global", GLOBAL, state.tensors)
@@ -127,18 +138,18 @@ SGD_STEPS: LocalWork[Any] = LocalWork()
 
 @dataclass(frozen=True)
 class Composed(PartAveraging):
-    """A method put together from values: the parts of one method with another's local work, mean or server.
+    """A method put together from values: the parts of one method with another's local work, rule or server.
 
     >>> from fedpmt.methods.fedpmt import FedPMT
     >>> from fedpmt.methods.fedprox import Proximal
-    >>> method = Composed(parts=FedPMT(), local=Proximal(0.1), mean="fill")
+    >>> method = Composed(parts=FedPMT(), local=Proximal(0.1), rule="fill")
     >>> method.traits.combines
     'fill mean'
     """
 
     parts: Parts | None = None
     local: LocalWork[Any] = SGD_STEPS
-    mean: Rule = "overlap"
+    rule: Rule = "overlap"
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         return self.offer(state, client, round)[0]
