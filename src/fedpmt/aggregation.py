@@ -179,8 +179,8 @@ class TrimmedMean(CoverageMean):
         values.masked_fill_(cover == 0, math.nan)
         counts = cover.sum(dim=0)  # n_j
         pairs = zip(
-            values.reshape(len(trainers), -1).split(BLOCK, dim=1),
-            counts.reshape(-1).split(BLOCK),
+            torch.split(values.reshape(len(trainers), -1), BLOCK, dim=1),
+            torch.split(counts.reshape(-1), BLOCK),
             strict=True,
         )
         change = torch.cat([_trim(*pair, self._share) for pair in pairs]).reshape(current.shape)

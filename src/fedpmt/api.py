@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 OWN_DATA = "arrays"
 CUSTOM = "custom"
-SHARED = ("depths", "splitting", "mean", "server")
+SHARED = ("depths", "splitting", "plan", "mean", "server")
 """Fields of a method that are settings of the run: its value there, where it has such a field."""
 
 Layers: TypeAlias = Sequence[str | Sequence[str]]
@@ -687,6 +687,7 @@ def shared_of(settings: Settings) -> dict[str, Any]:
     shared: dict[str, Any] = {
         "depths": settings.depths,
         "splitting": settings.splitting,
+        "plan": settings.plan,
         "mean": settings.mean,
         "server": make_server(
             settings.server_optimizer,
@@ -743,19 +744,13 @@ def check(
             f"optimizer = '{settings.optimizer}' cannot be combined with {name} as it is set "
             f"(allowed: {', '.join(used.optimizers)})"
         )
-    if settings.server_optimizer != "none" and not hasattr(chosen, "server"):
-        raise SettingError(
-            f"server-optimizer = '{settings.server_optimizer}' cannot be combined with {name}: "
-            "it does not average parts"
-        )
-    if settings.mean != PLAIN and "mean" not in _shared_fields(settings, chosen):
-        raise SettingError(
-            f"mean = '{settings.mean}' cannot be combined with {name}: its server does something else than average parts"
-        )
+    _check_server(settings, chosen)
     check_spec(settings.partition, settings.amounts)
     check_public(settings.public, settings.data)
     if used.needs_public and settings.public == "none":
         raise SettingError(f"public = 'none': {name} needs public data (e.g. {HELD_OUT['public']})")
+    if used.needs_validation and settings.score_on == "validation":
+        raise SettingError(f"score-on = 'validation': {name} trains with these samples (allowed: test)")
     fleet = make_fleet(settings)
     check_traces(settings)
     if settings.limits is not None:
@@ -774,6 +769,20 @@ def check(
                 f"assign = 'level' needs as many depths as levels: there are {count} depths and "
                 f"{len(fleet.level_speeds)} levels (set --depths or --levels, or use --assign deadline)"
             )
+
+
+def _check_server(settings: Settings, method: Method[Any, Any]) -> None:
+    """Refuse a mean and a step of the server's that the method does not take."""
+    name, taken = settings.method, _shared_fields(settings, method)
+    if settings.server_optimizer != "none" and "server" not in taken:
+        raise SettingError(
+            f"server-optimizer = '{settings.server_optimizer}' cannot be combined with {name}: "
+            "it does not average parts"
+        )
+    if settings.mean != PLAIN and "mean" not in taken:
+        raise SettingError(
+            f"mean = '{settings.mean}' cannot be combined with {name}: its server does not only average parts"
+        )
 
 
 def task_problem(settings: Settings) -> Problem:

@@ -63,11 +63,11 @@ TEN: dict[str, Any] = {**RUN, "devices": 10, "cohort": 10, "levels": "1/2,1", "r
 
 def lied(question: Message, answer: Message) -> Message:
     """Two of ten nodes send minus thirty times their update, which is shorter than the limit."""
-    if question.metadata.message_type == "train":
-        if question.content.config_records["task"]["device"] in LIARS:
-            arrays = answer.content.array_records["update"]
-            for name, array in list(arrays.items()):
-                arrays[name] = Array(np.float32(-30) * array.numpy())
+    trains = question.metadata.message_type == "train"
+    if trains and question.content.config_records["task"]["device"] in LIARS:
+        arrays = answer.content.array_records["update"]
+        for name, array in list(arrays.items()):
+            arrays[name] = Array(np.float32(-30) * array.numpy())
     return answer
 
 

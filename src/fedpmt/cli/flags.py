@@ -34,6 +34,7 @@ GROUPS = {
         "partition_seed",
         "public",
         "validation",
+        "score_on",
     ),
     "The fleet": (
         "devices",
@@ -58,6 +59,7 @@ GROUPS = {
         "mode",
         "prefix",
         "depths",
+        "plan",
         "splitting",
         "server_cap",
         "server_speed",

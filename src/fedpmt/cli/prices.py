@@ -36,6 +36,7 @@ TRAINING_ONLY = (
     "partition_seed",
     "public",
     "validation",
+    "score_on",
     "server_cap",
     "server_speed",
     "splitting",
@@ -69,7 +70,7 @@ TRAINING_ONLY = (
 """Settings that no price or time depends on."""
 
 
-FLEET_ONLY = ("devices", "levels", "fleet", "availability", "assign", "deadline")
+FLEET_ONLY = ("devices", "levels", "fleet", "availability", "assign", "deadline", "plan")
 """Settings that no price of one device depends on."""
 
 

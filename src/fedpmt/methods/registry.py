@@ -52,7 +52,7 @@ METHODS = {
 GROUP = "fedpmt.methods"
 """The group of entry points in which a package offers its methods."""
 
-PROVIDED = ("depths", "splitting", "mean", "server")
+PROVIDED = ("depths", "splitting", "plan", "mean", "server")
 """Fields that take the value of a run's setting, where a method has them; they are no options of its own."""
 
 MethodClass: typing.TypeAlias = type[Method[Any, Any]]
