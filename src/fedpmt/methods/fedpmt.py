@@ -68,13 +68,8 @@ class FedPMT(PartAveraging):
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """Option I: the largest f_k within what the server knows the device can do."""
-        plan, masks = client.plan, self.masks(state)
-        planned = None if plan is None else plan.depth
-        if plan is not None and planned is not None and not plan.budgeted:
-            chosen = masks[planned - 1]
-        else:
-            # No deeper than planned, though with a cached prefix a deeper part may hold less memory.
-            chosen = largest(masks[:planned], client.fits)
+        masks = self.masks(state)
+        chosen = masks[-1] if client.plan is None else client.plan.deepest(masks)
         return chosen if self.block == "suffix" else self.elsewhere(state, chosen, round)
 
     def assign(self, state: Averaged, client: Client, round: Round) -> Task:

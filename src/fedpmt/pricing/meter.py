@@ -170,9 +170,21 @@ class Plan:
         None  # what the device can do by the deadline, where that is more than the limit
     )
 
+    @property
+    def room(self) -> Resources:
+        """What a device may spend where it trades samples for layers: all that its deadline or budget leaves."""
+        return self.capacity or self.limit
+
     def fits(self, part: Part) -> bool:
         """Whether a local round of this part is within the limit."""
         return self.meter.usage(part) <= self.limit
+
+    def deepest(self, parts: Sequence[Part]) -> Part:
+        """Return the deepest of the parts, smallest first, that the device can train in all steps: the paper's plan."""
+        if self.depth is not None and not self.budgeted:
+            return parts[self.depth - 1]
+        # No deeper than planned, though with a cached prefix a deeper part may hold less memory.
+        return largest(parts[: self.depth], self.fits)
 
     def trade(self, parts: Sequence[Part], share: float) -> tuple[Part, int]:
         """Trade samples for layers: the deepest of the parts, smallest first, that leaves a share of the steps.
@@ -180,7 +192,7 @@ class Plan:
         Where none does, it is the smallest part, with as many steps as the device can afford, at least one: it takes
         part with fewer samples rather than not at all.
         """
-        limit = self.capacity or self.limit
+        limit = self.room
         wanted = math.ceil(share * self.meter.steps * (1 - ROUNDING))
         chosen = largest(parts, lambda part: self.meter.affordable(part, limit) >= max(1, wanted))
         return chosen, max(1, self.meter.affordable(chosen, limit))
