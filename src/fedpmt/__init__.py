@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from fedpmt.methods.base import Method as Method
     from fedpmt.methods.base import Traits as Traits
     from fedpmt.methods.comet import Comet as Comet
+    from fedpmt.methods.family import SALF as SALF
+    from fedpmt.methods.family import CoCoFL as CoCoFL
+    from fedpmt.methods.family import EmbracingFL as EmbracingFL
+    from fedpmt.methods.family import FedEL as FedEL
+    from fedpmt.methods.family import FedOLF as FedOLF
+    from fedpmt.methods.family import FedPart as FedPart
     from fedpmt.methods.fedavg import FedAvg as FedAvg
     from fedpmt.methods.feddf import FedDF as FedDF
     from fedpmt.methods.feddrop import FedDrop as FedDrop
@@ -72,6 +78,7 @@ _HOMES = {
     "fedpmt.methods.averaging": ("Composed", "PartAveraging"),
     "fedpmt.methods.base": ("Method", "Traits"),
     "fedpmt.methods.comet": ("Comet",),
+    "fedpmt.methods.family": ("CoCoFL", "EmbracingFL", "FedEL", "FedOLF", "FedPart", "SALF"),
     "fedpmt.methods.fedavg": ("FedAvg",),
     "fedpmt.methods.feddf": ("FedDF",),
     "fedpmt.methods.feddrop": ("FedDrop",),
@@ -105,20 +112,26 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "IST",
+    "SALF",
     "SGD",
     "Adagrad",
     "Adam",
     "Axis",
+    "CoCoFL",
     "Comet",
     "Composed",
     "Device",
+    "EmbracingFL",
     "FedAvg",
     "FedDF",
     "FedDrop",
+    "FedEL",
     "FedGKT",
     "FedGen",
     "FedMP",
+    "FedOLF",
     "FedPMT",
+    "FedPart",
     "FedProx",
     "FedRA",
     "FedRolex",

@@ -11,6 +11,18 @@ of a depth and a number of steps, (f, τ) with c_f τ <= B_k,
 
     traded    the deepest f that leaves τ >= s τ_max steps
     rotated   with probability 1 / R all layers, in the steps that are left for them; else the traded pair
+
+Other methods of the family differ in the block of layers that a device trains, and in how it is averaged
+(methods/family.py has them by their papers' names):
+
+    suffix         the deepest suffix that the device can afford
+    random-suffix  a suffix of random depth, up to that one; all layers on a device that can afford them
+    cycle          the same layers on all devices: all of them for some rounds, then one after another, then again
+    window         as many neighbouring layers as it can afford, further towards the output in each round
+    random-block   one of the largest blocks of neighbouring layers that it can afford, drawn in each round
+    middle, prefix the dearest block in the middle or at the input that costs no more than the suffix
+
+    blend          w[l] <- r_l mean[l] + (1 - r_l) w[l],   r_l = Σ_{k: f_k[l] = 1} a_k / Σ_{k in S} a_k
 """
 
 from __future__ import annotations
@@ -20,17 +32,22 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from fedpmt.methods.averaging import Averaged, PartAveraging, send, with_steps
 from fedpmt.methods.base import Traits, acts, require
-from fedpmt.parts.depth import block, suffixes
+from fedpmt.parts.depth import block, maximal, runs, suffixes, windows
 from fedpmt.parts.part import mask
 from fedpmt.pricing.matching import largest
 from fedpmt.resources import ROUNDING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedpmt.aggregation import Rule
     from fedpmt.methods.base import Round
     from fedpmt.parts.part import Part
     from fedpmt.training.messages import Client, Task
 
 Plan = Literal["paper", "traded", "rotated"]
+Block = Literal["suffix", "random-suffix", "cycle", "window", "random-block", "middle", "prefix"]
+Average = Literal["trainers", "blend"]
 
 
 @dataclass(frozen=True)
@@ -39,24 +56,37 @@ class FedPMT(PartAveraging):
 
     depths: int | None = None  # |I|; None: one per layer
     splitting: Literal["server", "device"] = "server"  # Option I or Option II
-    block: Literal["suffix", "middle", "prefix"] = (
-        "suffix"  # the paper's last layers, or others at their price
-    )
+    block: Block = "suffix"  # which layers a device trains: the paper's last ones, or others
+    average: Average = "trainers"  # equation 7, or blended with the old value by the share of trainers
+    full_rounds: int = 5  # of a cycle, in which all layers are trained
+    layer_rounds: int = 2  # of a cycle, for each layer
     plan: Plan = "paper"  # what a device does with its budget
     share: float = 0.5  # s: of its steps, the least that a traded plan leaves
     every: int = 4  # R: a rotated plan trains all layers once in so many rounds of a device, on average
 
     def __post_init__(self) -> None:
-        require(self, share=(0 <= self.share <= 1, ">= 0 and <= 1"), every=(self.every >= 1, ">= 1"))
+        require(
+            self,
+            share=(0 <= self.share <= 1, ">= 0 and <= 1"),
+            every=(self.every >= 1, ">= 1"),
+            full_rounds=(self.full_rounds >= 0, ">= 0"),
+            layer_rounds=(self.layer_rounds >= 1, ">= 1"),
+            block=(self.plan == "paper" or self.block == "suffix", f"suffix with plan = {self.plan}"),
+        )
 
     @property
     def traits(self) -> Traits:
         return Traits(
-            needs_speeds=self.plan != "paper",
-            sums="layers",
-            combines="overlap mean",
-            budget=acts("device"),
+            needs_speeds=self.plan != "paper" or self.block not in ("suffix", "cycle"),
+            # A sum of layers is over their trainers; the share of these is not in it.
+            sums="layers" if self.average == "trainers" else "none",
+            combines=f"{self.rule} mean",
+            budget={} if self.block == "cycle" else acts("device"),
         )
+
+    @property
+    def rule(self) -> Rule:
+        return "overlap" if self.average == "trainers" else "fill"
 
     def masks(self, state: Averaged) -> tuple[Part, ...]:
         """Ξ_1 to Ξ_|I|, smallest first."""
@@ -69,12 +99,19 @@ class FedPMT(PartAveraging):
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """Option I: the largest f_k within what the server knows the device can do."""
         masks = self.masks(state)
-        chosen = masks[-1] if client.plan is None else client.plan.deepest(masks)
-        return chosen if self.block == "suffix" else self.elsewhere(state, chosen, round)
+        deepest = masks[-1] if client.plan is None else client.plan.deepest(masks)
+        if self.block == "suffix":
+            return deepest
+        if self.block in ("middle", "prefix"):
+            return self.elsewhere(state, deepest, round)
+        choices = self.choices(state, client, deepest)
+        if self.block in ("cycle", "window"):
+            return choices[round.index % len(choices)]
+        return choices[int(round.rng("block", client.id).integers(len(choices)))]
 
     def assign(self, state: Averaged, client: Client, round: Round) -> Task:
         if self.plan == "paper" or client.plan is None:
-            return super().assign(state, client, round)
+            return send(state.tensors, self.offer(state, client, round))
         part, steps = client.plan.trade(
             self.masks(state), 0.0 if self.draws_all(client, round) else self.share
         )
@@ -101,7 +138,23 @@ class FedPMT(PartAveraging):
 
     def offer(self, state: Averaged, client: Client, round: Round) -> tuple[Part, ...]:
         """Option II: all masks, and the device's choice travels up with its reply."""
-        return self.masks(state) if self.splitting == "device" else (self.part(state, client, round),)
+        chooses = self.splitting == "device" and self.block == "suffix"
+        return self.masks(state) if chooses else (self.part(state, client, round),)
+
+    def choices(self, state: Averaged, client: Client, deepest: Part) -> Sequence[Part]:
+        """The parts that a device trains one after another, or draws from."""
+        masks = self.masks(state)
+        if self.block == "random-suffix":
+            return masks[-1:] if deepest is masks[-1] else masks[: masks.index(deepest) + 1]
+        memo = state.structure.memo
+        if (FedPMT, "runs", self.depths) not in memo:
+            memo[FedPMT, "runs", self.depths] = runs(state.structure, len(masks))
+        blocks: tuple[tuple[Part, ...], ...] = memo[FedPMT, "runs", self.depths]
+        if self.block == "cycle":
+            layers = [beginning[0] for beginning in blocks for _ in range(self.layer_rounds)]
+            return [*masks[-1:] * self.full_rounds, *layers]
+        found = windows(blocks, client.fits) if self.block == "window" else maximal(blocks, client.fits)
+        return found or masks[:1]
 
     def elsewhere(self, state: Averaged, chosen: Part, round: Round) -> Part:
         """The dearest block in another place that costs no more: to compare with, not in the paper."""
@@ -119,4 +172,6 @@ class FedPMT(PartAveraging):
         return largest(blocks, lambda part: round.price(part).sustained <= most)
 
     def neutral(self) -> Self:
-        return replace(self, splitting="server", block="suffix", plan="paper")
+        return replace(
+            self, weight="samples", splitting="server", block="suffix", average="trainers", plan="paper"
+        )

@@ -30,6 +30,12 @@ if typing.TYPE_CHECKING:
 METHODS = {
     "fedavg": ("fedpmt.methods.fedavg", "FedAvg"),
     "fedpmt": ("fedpmt.methods.fedpmt", "FedPMT"),
+    "embracingfl": ("fedpmt.methods.family", "EmbracingFL"),
+    "fedolf": ("fedpmt.methods.family", "FedOLF"),
+    "salf": ("fedpmt.methods.family", "SALF"),
+    "fedpart": ("fedpmt.methods.family", "FedPart"),
+    "cocofl": ("fedpmt.methods.family", "CoCoFL"),
+    "fedel": ("fedpmt.methods.family", "FedEL"),
     "feddrop": ("fedpmt.methods.feddrop", "FedDrop"),
     "heterofl": ("fedpmt.methods.heterofl", "HeteroFL"),
     "fedrolex": ("fedpmt.methods.fedrolex", "FedRolex"),

@@ -1,4 +1,4 @@
-"""Parts by depth: the last layers of the model (the paper's masks Ξ_i)."""
+"""Parts by depth: the last layers of the model (the paper's masks Ξ_i), and other runs of layers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from fedpmt.parts.part import GLOBAL, WHOLE, Part
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from fedpmt.models.structure import Structure
 
 LEVEL_ID_BYTES = 1
@@ -43,3 +45,54 @@ def suffixes(structure: Structure, count: int) -> tuple[Part, ...]:
             f"depths = {count} is refused: this model has {layers} layers, so 1 to {layers} depths"
         )
     return tuple(suffix(structure, count - depth, f"depth {depth}") for depth in range(1, count + 1))
+
+
+def runs(structure: Structure, count: int) -> tuple[tuple[Part, ...], ...]:
+    """All blocks of neighbouring layers, by the layer they begin with, shortest first.
+
+    With `count` depths there are as many places to begin at: the last of them holds all further layers, as the mask of
+    depth 1 does. The longest block of each place is a mask.
+    """
+    edges = (*range(count), len(structure.layers))
+    return tuple(
+        tuple(
+            block(structure, edges[first], edges[last], _name(edges[first], edges[last], count, first, last))
+            for last in range(first + 1, count + 1)
+        )
+        for first in range(count)
+    )
+
+
+def _name(begin: int, end: int, count: int, first: int, last: int) -> str:
+    if last == count:
+        return f"depth {count - first}"
+    return f"layer {end}" if end == begin + 1 else f"layers {begin + 1}-{end}"
+
+
+def longest(blocks: Sequence[Part], fits: Callable[[Part], bool]) -> int:
+    """Return the number of the longest of these blocks that fits, counted from 1; 0 where none does."""
+    return next((place for place in range(len(blocks), 0, -1) if fits(blocks[place - 1])), 0)
+
+
+def windows(blocks: Sequence[Sequence[Part]], fits: Callable[[Part], bool]) -> list[Part]:
+    """Return windows that follow one another from the first layer to the last, each as long as fits.
+
+    A layer that does not even fit alone is left out.
+    """
+    found, first = list[Part](), 0
+    while first < len(blocks):
+        length = longest(blocks[first], fits)
+        found += blocks[first][length - 1 : length]
+        first += max(1, length)
+    return found
+
+
+def maximal(blocks: Sequence[Sequence[Part]], fits: Callable[[Part], bool]) -> list[Part]:
+    """Return the blocks that fit and are inside no other that does."""
+    found, end = list[Part](), 0
+    for first, beginning in enumerate(blocks):
+        length = longest(beginning, fits)
+        if first + length > end and length:
+            found.append(beginning[length - 1])
+            end = first + length
+    return found
