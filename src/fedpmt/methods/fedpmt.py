@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 Plan = Literal["paper", "traded", "rotated"]
 Block = Literal["suffix", "random-suffix", "cycle", "window", "random-block", "middle", "prefix"]
 Average = Literal["trainers", "blend"]
+FULL_ROUNDS, LAYER_ROUNDS = 5, 2
+"""Of a cycle: the rounds that all layers are trained in, and those of each layer alone, as in FedPart."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class FedPMT(PartAveraging):
     splitting: Literal["server", "device"] = "server"  # Option I or Option II
     block: Block = "suffix"  # which layers a device trains: the paper's last ones, or others
     average: Average = "trainers"  # equation 7, or blended with the old value by the share of trainers
-    full_rounds: int = 5  # of a cycle, in which all layers are trained
-    layer_rounds: int = 2  # of a cycle, for each layer
+    full_rounds: int = FULL_ROUNDS  # of a cycle, in which all layers are trained
+    layer_rounds: int = LAYER_ROUNDS  # of a cycle, for each layer
     plan: Plan = "paper"  # what a device does with its budget
     share: float = 0.5  # s: of its steps, the least that a traded plan leaves
     every: int = 4  # R: a rotated plan trains all layers once in so many rounds of a device, on average
@@ -73,6 +75,15 @@ class FedPMT(PartAveraging):
             layer_rounds=(self.layer_rounds >= 1, ">= 1"),
             block=(self.plan == "paper" or self.block == "suffix", f"suffix with plan = {self.plan}"),
         )
+        cycles = self.block == "cycle"
+        require(
+            self,
+            full_rounds=(cycles or self.full_rounds == FULL_ROUNDS, f"{FULL_ROUNDS} unless block = cycle"),
+            layer_rounds=(
+                cycles or self.layer_rounds == LAYER_ROUNDS,
+                f"{LAYER_ROUNDS} unless block = cycle",
+            ),
+        )
 
     @property
     def traits(self) -> Traits:
@@ -80,6 +91,7 @@ class FedPMT(PartAveraging):
             needs_speeds=self.plan != "paper" or self.block not in ("suffix", "cycle"),
             # A sum of layers is over their trainers; the share of these is not in it.
             sums="layers" if self.average == "trainers" else "none",
+            rotates=self.plan == "rotated" or self.block not in ("suffix", "middle", "prefix"),
             combines=f"{self.rule} mean",
             budget={} if self.block == "cycle" else acts("device"),
         )
@@ -153,8 +165,8 @@ class FedPMT(PartAveraging):
         if self.block == "cycle":
             layers = [beginning[0] for beginning in blocks for _ in range(self.layer_rounds)]
             return [*masks[-1:] * self.full_rounds, *layers]
-        found = windows(blocks, client.fits) if self.block == "window" else maximal(blocks, client.fits)
-        return found or masks[:1]
+        find = windows if self.block == "window" else maximal
+        return find(blocks, client.plan.affords) if client.plan else masks[-1:]
 
     def elsewhere(self, state: Averaged, chosen: Part, round: Round) -> Part:
         """The dearest block in another place that costs no more: to compare with, not in the paper."""

@@ -77,22 +77,22 @@ def longest(blocks: Sequence[Part], fits: Callable[[Part], bool]) -> int:
 def windows(blocks: Sequence[Sequence[Part]], fits: Callable[[Part], bool]) -> list[Part]:
     """Return windows that follow one another from the first layer to the last, each as long as fits.
 
-    A layer that does not even fit alone is left out.
+    A layer that does not even fit alone is left out; where none does, it is the last layer.
     """
     found, first = list[Part](), 0
     while first < len(blocks):
         length = longest(blocks[first], fits)
         found += blocks[first][length - 1 : length]
         first += max(1, length)
-    return found
+    return found or [blocks[-1][0]]
 
 
 def maximal(blocks: Sequence[Sequence[Part]], fits: Callable[[Part], bool]) -> list[Part]:
-    """Return the blocks that fit and are inside no other that does."""
+    """Return the blocks that fit and are inside no other that does; where none fits, the last layer."""
     found, end = list[Part](), 0
     for first, beginning in enumerate(blocks):
         length = longest(beginning, fits)
         if first + length > end and length:
             found.append(beginning[length - 1])
             end = first + length
-    return found
+    return found or [blocks[-1][0]]
