@@ -22,7 +22,7 @@ from fedpmt.settings import resolve
 from reproduction import entrants as leaderboard
 from reproduction.artefact import Artefact, Picture, Table
 from reproduction.completion_time import CONFIDENCE, DEADLINE, Estimate
-from reproduction.natural import Entrant, draw_curves
+from reproduction.natural import Entrant, draw_panels
 from reproduction.paper import IID, PARTITIONS, TWO_CLASSES, Experiment, Scope, seeds_text
 from reproduction.readings import TAIL, final
 from reproduction.scores import minutes, percent, seconds_to
@@ -186,7 +186,7 @@ class Tuned:
 
     def page(self, library: Library, scope: Scope) -> Artefact:
         """Tables and charts of the runs that are there."""
-        texts, tables, pictures, values = [self.about], list[Table](), list[Picture](), dict[str, Any]()
+        texts, tables, values = [self.about], list[Table](), dict[str, Any]()
         found = {case.name: self._found(library, scope, case) for case in self.cases}
         verdicts = compare([(case.name, found[case.name]) for case in self.cases])
         for case in self.cases:
@@ -198,12 +198,13 @@ class Tuned:
             mine = {rival: one for (name, rival), one in verdicts.items() if name == case.name}
             texts.append(_text(case, rows, mine))
             tables += [_table(case, rows), _verdict_table(case, mine)]
-            caption = f"{case.title}: test accuracy against virtual time, the band from the lowest to the highest seed."
-            pictures.append(Picture(f"{self.name}-{case.name}", draw_curves(case.title, runs), caption))
             values[case.name] = {
                 "rows": rows,
                 "verdicts": {rival: one.values() for rival, one in mine.items()},
             }
+        shown = {case.title: found[case.name] for case in self.cases if found[case.name]}
+        caption = "Test accuracy against virtual time, the band from the lowest to the highest seed."
+        pictures = [Picture(self.name, draw_panels(shown), caption)] if shown else []
         command = f"python -m reproduction {self.name}{scope.suffix}"
         return Artefact(self.name, self.title, command, "\n\n".join(texts), tables, pictures, values)
 
