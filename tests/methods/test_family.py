@@ -68,7 +68,7 @@ def test_windows_and_maximal_blocks_are_those_of_brute_force(prices: list[int], 
     spans: Any = [[(first, last) for last in range(first + 1, count + 1)] for first in range(count)]
 
     def fits(span: Any) -> bool:
-        return sum(prices[span[0] : span[1]]) + (count - span[0]) <= budget
+        return bool(sum(prices[span[0] : span[1]]) + (count - span[0]) <= budget)
 
     fitting = [span for beginning in spans for span in beginning if fits(span)]
     inside = [
