@@ -795,6 +795,9 @@ def _check_shared(settings: Settings, method: Method[Any, Any]) -> None:
         raise SettingError(
             f"mean = '{settings.mean}' cannot be combined with {name}: its server does not only average parts"
         )
+    normalise = getattr(method, "normalise", "none")
+    if settings.mean != PLAIN and normalise != "none":
+        raise SettingError(f"mean = '{settings.mean}' cannot be combined with {name}.normalise = {normalise}")
     if settings.plan != "paper" and "plan" not in taken:
         raise SettingError(f"plan = '{settings.plan}' is FedPMT's; {name} has no plan to choose")
 

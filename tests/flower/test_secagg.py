@@ -495,6 +495,10 @@ REFUSED += [
         ["--mean", "median"],
         "mean = 'median' is refused with secagg: it compares the devices' updates, and the server sees only their sum",
     ),
+    (
+        ["--set", "fedpmt.normalise=steps"],
+        "fedpmt.normalise must be none with secagg, where the server cannot",
+    ),
 ]
 
 
