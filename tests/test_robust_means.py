@@ -237,6 +237,13 @@ def test_methods_that_do_more_than_average_parts_refuse_it(method: str) -> None:
         api.make_request(method, {"mean": "median"})
 
 
+def test_a_robust_mean_of_normalised_replies_is_refused() -> None:
+    with pytest.raises(
+        SettingError, match=r"^mean = 'median' cannot be combined with fedpmt.normalise = steps$"
+    ):
+        api.make_request(FedPMT(normalise="steps"), {"mean": "median"})
+
+
 def test_a_value_and_a_setting_that_disagree_are_refused() -> None:
     with pytest.raises(SettingError, match="was made with 'median'"):
         api.make_request(FedAvg(mean="median"), {"mean": "trimmed:0.2"})

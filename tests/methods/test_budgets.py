@@ -372,7 +372,7 @@ def test_a_rotated_plan_says_what_could_have_been_drawn() -> None:
 
 
 def test_the_mean_counts_the_steps_that_the_server_asked_for() -> None:
-    """Two devices, of 4 and of 2 steps, equal weights: τ_eff = 3, so 3 (Δ_1 / 4 + Δ_2 / 2) / 2; what they say is not read."""
+    """4 steps and 2, equal weights: τ_eff = 3, and 3 (Δ_1 / 4 + Δ_2 / 2) / 2, whatever the devices say."""
     bench = Bench(FedProx(mu=0.0, normalise="steps"), batch=2)
     whole = bench.price(full(bench.model.structure)).sustained
     replies = [bench.reply(device, budget=share * whole) for device, share in enumerate((1.0, 0.5))]

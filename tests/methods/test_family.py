@@ -164,6 +164,23 @@ def test_a_blend_by_hand() -> None:
         assert torch.equal(blended[name], mean[name]) == (share == 1)
 
 
+def test_a_layer_that_is_drawn_now_and_then_can_count_for_more() -> None:
+    """A straggler draws depth 1 or 2: normalised by draws, the change of the layer before the last counts twice."""
+    bench, plain = (Bench(FedPMT(block="random-suffix", normalise=how)) for how in ("draws", "none"))
+    structure = bench.model.structure
+    index = masks_of(bench, 20, 330.0).index((0, 1, 1))
+    task = bench.task(0, index, 330.0)
+    assert [(one.probability, mask(structure, one.part)) for one in task.chances] == [
+        (0.5, (0, 0, 1)),
+        (0.5, (0, 1, 1)),
+    ]
+    reply = bench.reply(0, index, 330.0)
+    ours, theirs = (one.aggregate([reply], index).state.tensors for one in (bench, plain))
+    for name, old in bench.tensors.items():
+        factor = 2 if name.startswith("4.") else 1
+        torch.testing.assert_close(ours[name] - old, factor * (theirs[name] - old))
+
+
 # Reductions
 
 

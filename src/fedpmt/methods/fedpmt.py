@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 Plan = Literal["paper", "traded", "rotated"]
 Block = Literal["suffix", "random-suffix", "cycle", "window", "random-block", "middle", "prefix"]
+DRAWN = ("random-suffix", "random-block")
 Average = Literal["trainers", "blend"]
 FULL_ROUNDS, LAYER_ROUNDS = 5, 2
 """Of a cycle: the rounds that all layers are trained in, and those of each layer alone, as in FedPart."""
@@ -118,14 +119,15 @@ class FedPMT(PartAveraging):
             return deepest
         if self.block in ("middle", "prefix"):
             return self.elsewhere(state, deepest, round)
-        choices = self.choices(state, client, deepest)
-        if self.block in ("cycle", "window"):
-            return choices[round.index % len(choices)]
-        return choices[int(round.rng("block", client.id).integers(len(choices)))]
+        choices = self.choices(state, client)
+        if self.block in DRAWN:
+            return choices[int(round.rng("block", client.id).integers(len(choices)))]
+        return choices[round.index % len(choices)]
 
     def assign(self, state: Averaged, client: Client, round: Round) -> Task:
         if self.plan == "paper" or client.plan is None:
-            return send(state.tensors, self.offer(state, client, round))
+            task = send(state.tensors, self.offer(state, client, round))
+            return task if self.normalise != "draws" else replace(task, chances=self.drawn(state, client))
         drawn, *others = chances = self.chances(state, client.plan)
         if others and round.rng("rotation", client.id).random() < others[0].probability:
             drawn = others[0]
@@ -145,10 +147,16 @@ class FedPMT(PartAveraging):
         chooses = self.splitting == "device" and self.block == "suffix"
         return self.masks(state) if chooses else (self.part(state, client, round),)
 
-    def choices(self, state: Averaged, client: Client, deepest: Part) -> Sequence[Part]:
+    def drawn(self, state: Averaged, client: Client) -> tuple[Chance, ...]:
+        """The parts that a device's was drawn from; none where it was not."""
+        choices = self.choices(state, client) if self.block in DRAWN else ()
+        return tuple(Chance(1 / len(choices), part, client.steps) for part in choices)
+
+    def choices(self, state: Averaged, client: Client) -> Sequence[Part]:
         """The parts that a device trains one after another, or draws from."""
         masks = self.masks(state)
         if self.block == "random-suffix":
+            deepest = masks[-1] if client.plan is None else client.plan.deepest(masks)
             return masks[-1:] if deepest is masks[-1] else masks[: masks.index(deepest) + 1]
         memo = state.structure.memo
         if (FedPMT, "runs", self.depths) not in memo:
