@@ -1,4 +1,4 @@
-"""Parts by depth: the last layers of the model (the paper's masks Ξ_i), other runs of layers, or its first ones with exits."""
+"""Parts by depth: the last layers of the model (the paper's masks Ξ_i), other runs of layers, first ones with exits."""
 
 from __future__ import annotations
 
