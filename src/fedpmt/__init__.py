@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from fedpmt.methods.comet import Comet as Comet
     from fedpmt.methods.depthfl import DepthFL as DepthFL
     from fedpmt.methods.depthfl import InclusiveFL as InclusiveFL
+    from fedpmt.methods.family import SALF as SALF
+    from fedpmt.methods.family import CoCoFL as CoCoFL
+    from fedpmt.methods.family import EmbracingFL as EmbracingFL
+    from fedpmt.methods.family import FedEL as FedEL
+    from fedpmt.methods.family import FedOLF as FedOLF
+    from fedpmt.methods.family import FedPart as FedPart
     from fedpmt.methods.fedavg import FedAvg as FedAvg
     from fedpmt.methods.feddf import FedDF as FedDF
     from fedpmt.methods.feddrop import FedDrop as FedDrop
@@ -76,6 +82,7 @@ _HOMES = {
     "fedpmt.methods.averaging": ("Composed", "PartAveraging"),
     "fedpmt.methods.base": ("Method", "Traits"),
     "fedpmt.methods.comet": ("Comet",),
+    "fedpmt.methods.family": ("CoCoFL", "EmbracingFL", "FedEL", "FedOLF", "FedPart", "SALF"),
     "fedpmt.methods.fedavg": ("FedAvg",),
     "fedpmt.methods.feddf": ("FedDF",),
     "fedpmt.methods.feddrop": ("FedDrop",),
@@ -113,22 +120,28 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "FIARSE",
     "IST",
+    "SALF",
     "SGD",
     "Adagrad",
     "Adam",
     "Axis",
+    "CoCoFL",
     "Comet",
     "Composed",
     "DepthFL",
     "Device",
+    "EmbracingFL",
     "FeDepth",
     "FedAvg",
     "FedDF",
     "FedDrop",
+    "FedEL",
     "FedGKT",
     "FedGen",
     "FedMP",
+    "FedOLF",
     "FedPMT",
+    "FedPart",
     "FedProx",
     "FedRA",
     "FedRolex",

@@ -249,6 +249,12 @@ class Settings(BaseModel):
         PRECISION_SECONDS,
         description="seconds of an operation in these precisions, relative to fp32's, for the virtual clock",
     )
+    mean: str = Field(
+        "plain",
+        description="how the replies of those that trained an entry become one, for methods that average parts: plain "
+        "(by their weights), or robust against some false ones: median, trimmed:SHARE (without that share of the "
+        "largest and smallest values) or clipped:NORM (longer updates are scaled down)",
+    )
     server_optimizer: Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
         "none", description="the server's optimizer, for methods that average parts; none takes the mean"
     )
@@ -359,7 +365,7 @@ class Settings(BaseModel):
             raise ValueError("must be a finite number")
         return value
 
-    @field_validator("schedule", "budget", "public", "drift", "precision_seconds")
+    @field_validator("schedule", "budget", "public", "drift", "precision_seconds", "mean")
     @classmethod
     def _parses(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
@@ -488,6 +494,7 @@ class RunSettings(TypedDict, total=False):
     precision: TrainedPrecision
     frozen_precision: FrozenPrecision
     precision_seconds: str
+    mean: str
     server_optimizer: Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"]
     server_lr: float | None
     server_momentum: float
@@ -664,6 +671,25 @@ def parse_precision_seconds(text: str) -> Mapping[str, float]:
     return found
 
 
+@cache
+def parse_mean(text: str) -> tuple[str, float]:
+    """The kind of a mean and its number; the median cuts a half at either end.
+
+    >>> parse_mean("trimmed:0.2"), parse_mean("clipped:10"), parse_mean("median")
+    (('trimmed', 0.2), ('clipped', 10.0), ('trimmed', 0.5))
+    """
+    known = {"plain": ("plain", 0.0), "median": ("trimmed", 0.5)}
+    if text in known:
+        return known[text]
+    name, colon, number = text.partition(":")
+    if name not in ("trimmed", "clipped") or not colon:
+        raise SettingError.unknown("mean", text, [*known, "trimmed:SHARE", "clipped:NORM"])
+    value = parse_number("mean", number)
+    if name == "trimmed" and value >= 0.5:
+        raise SettingError(f"mean = '{text}' is refused: a share below 1/2 must be left in the middle")
+    return name, value
+
+
 def parse_number(key: str, text: str) -> float:
     """A positive number, fractions allowed.
 
@@ -686,5 +712,6 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "public": parse_public,
     "drift": parse_drift,
     "precision_seconds": parse_precision_seconds,
+    "mean": parse_mean,
 }
 """Settings written in a small language of their own: what does not parse is refused when it is given."""

@@ -85,6 +85,7 @@ GROUPS = {
         "seed",
     ),
     "The server's step": (
+        "mean",
         "server_optimizer",
         "server_lr",
         "server_momentum",
@@ -113,6 +114,7 @@ METAVARS = {
     "weights": "pretrained|random|FILE",
     "clients": "MODULE:FUNCTION",
     "layers": "A,B,...",
+    "mean": "plain|median|trimmed:SHARE|clipped:NORM",
     **dict.fromkeys(("fleet", "availability_trace", "speed_trace"), "FILE"),
 }
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")

@@ -1,4 +1,4 @@
-"""Parts by depth: the last layers of the model (the paper's masks Ξ_i), or its first layers with exits of their own."""
+"""Parts by depth: the last layers of the model (the paper's masks Ξ_i), other runs of layers, first ones with exits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fedpmt.parts.part import GLOBAL, WHOLE, Part
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from fedpmt.models.structure import Structure
 
@@ -92,3 +92,54 @@ def with_exits(
     kept = [name for layer in structure.layers[:layers] for name in layer.tensors]
     sent = dict.fromkeys((name for name in kept if exit_of(name) in (None, *exits)), WHOLE)
     return Part(model, sent, sent, label, LEVEL_ID_BYTES)
+
+
+def runs(structure: Structure, count: int) -> tuple[tuple[Part, ...], ...]:
+    """All blocks of neighbouring layers, by the layer they begin with, shortest first.
+
+    With `count` depths there are as many places to begin at: the last of them holds all further layers, as the mask of
+    depth 1 does. The longest block of each place is a mask.
+    """
+    edges = (*range(count), len(structure.layers))
+    return tuple(
+        tuple(
+            block(structure, edges[first], edges[last], _name(edges[first], edges[last], count, first, last))
+            for last in range(first + 1, count + 1)
+        )
+        for first in range(count)
+    )
+
+
+def _name(begin: int, end: int, count: int, first: int, last: int) -> str:
+    if last == count:
+        return f"depth {count - first}"
+    return f"layer {end}" if end == begin + 1 else f"layers {begin + 1}-{end}"
+
+
+def longest(blocks: Sequence[Part], fits: Callable[[Part], bool]) -> int:
+    """Return the number of the longest of these blocks that fits, counted from 1; 0 where none does."""
+    return next((place for place in range(len(blocks), 0, -1) if fits(blocks[place - 1])), 0)
+
+
+def windows(blocks: Sequence[Sequence[Part]], fits: Callable[[Part], bool]) -> list[Part]:
+    """Return windows that follow one another from the first layer to the last, each as long as fits.
+
+    A layer that does not even fit alone is left out; where none does, it is the last layer.
+    """
+    found, first = list[Part](), 0
+    while first < len(blocks):
+        length = longest(blocks[first], fits)
+        found += blocks[first][length - 1 : length]
+        first += max(1, length)
+    return found or [blocks[-1][0]]
+
+
+def maximal(blocks: Sequence[Sequence[Part]], fits: Callable[[Part], bool]) -> list[Part]:
+    """Return the blocks that fit and are inside no other that does; where none fits, the last layer."""
+    found, end = list[Part](), 0
+    for first, beginning in enumerate(blocks):
+        length = longest(beginning, fits)
+        if first + length > end and length:
+            found.append(beginning[length - 1])
+            end = first + length
+    return found or [blocks[-1][0]]

@@ -179,6 +179,10 @@ class Plan:
         """Whether a local round of this part is within the limit."""
         return self.meter.usage(part) <= self.limit
 
+    def affords(self, part: Part) -> bool:
+        """Whether a local round of this part is within all that the deadline or budget leaves."""
+        return self.meter.usage(part) <= self.room
+
     def deepest(self, parts: Sequence[Part]) -> Part:
         """Return the deepest of the parts, smallest first, that the device can train in all steps: the paper's plan."""
         if self.depth is not None and not self.budgeted:

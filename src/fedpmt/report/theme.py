@@ -32,6 +32,7 @@ SIGNS = {
     "slimfl": (0, 1), "prunefl": (1, 1), "fedmp": (2, 1), "fedrolex": (3, 1), "fjord": (4, 1), "ist": (5, 1),
     "comet": (0, 2), "fedgkt": (1, 2), "fedgen": (2, 2), "feddf": (3, 2), "fedra": (4, 2), "flexlora": (5, 2),
     "fiarse": (0, 4), "depthfl": (1, 4), "inclusivefl": (2, 4), "fedepth": (3, 4),
+    "embracingfl": (0, 3), "fedolf": (1, 3), "salf": (2, 3), "fedpart": (3, 3), "cocofl": (4, 3), "fedel": (5, 3),
 }  # fmt: skip
 """Numbers of a method's colour and shape: both together tell all methods apart."""
 
