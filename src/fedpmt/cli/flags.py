@@ -57,6 +57,7 @@ GROUPS = {
         "full_seconds",
         "mode",
         "prefix",
+        "prefix_tolerance",
         "depths",
         "splitting",
         "server_cap",

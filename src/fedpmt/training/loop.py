@@ -13,9 +13,10 @@ from fedpmt import kernels
 from fedpmt.data.lazy import Lazy
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.models.precision import Prefix, computing
-from fedpmt.models.trees import map_tensors, tensors_in
+from fedpmt.models.trees import map_tensors, tensors_in, weights_sha256
 from fedpmt.parts.part import GLOBAL, Mask, frozen_prefix, left_out, mask, place, take, within
 from fedpmt.training.batches import augmented
+from fedpmt.training.kept import PREFIX, outputs_made_of
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Run
 from fedpmt.training.messages import UPDATE, Reply
 from fedpmt.training.optimizers import clip
@@ -106,7 +107,7 @@ def split_forward(
 
     With `cache` the frozen prefix sees each sample once per round, in large batches; its activations
     cannot change while its weights, those `received`, do not. What the base makes of the samples, before the first
-    layer, may be kept for the whole run, as nobody trains it.
+    layer, may be kept for the whole run, as nobody trains it; what frozen layers make of them, until these have moved.
     """
     site, data = job.site, job.data
     settings, frozen = site.settings, frozen_prefix(model.structure, part)
@@ -116,7 +117,7 @@ def split_forward(
     suffix, base = site.forward(model, frozen), None
     if settings.keeps_base and part.model == GLOBAL:
         base = Prefix.of(model, 0, {}, settings.frozen_precision)
-        compute = partial(_run_base, base, data)
+        compute = partial(_keep_whole, base, data)
         outputs = compute() if site.kept is None else site.kept.get(job.device, compute)
         data = Examples(base.entry(outputs, data.inputs), data.targets, data.ids)
         if frozen == 0:
@@ -124,7 +125,12 @@ def split_forward(
     prefix = Prefix.of(model, frozen, received, settings.frozen_precision, base)
     if settings.prefix == "recompute":
         return data, lambda tensors, inputs: suffix(tensors, prefix.enter(inputs))
-    outputs = keep(prefix, data.inputs, len(data))
+    names = outputs_made_of(model, part) if settings.reuses_prefix and site.kept is not None else ()
+    if names and site.kept is not None:
+        digest = weights_sha256({name: received[name] for layer in names for name in layer})
+        outputs = site.kept.get(job.device, partial(_keep_whole, prefix, data), digest, PREFIX)
+    else:
+        outputs = keep(prefix, data.inputs, len(data))
     kept = Examples(prefix.entry(outputs, data.inputs), data.targets, data.ids)
     # Without the weights: rounded ones would be held for the whole round.
     return kept, partial(_restored, suffix, replace(prefix, tensors={}))
@@ -151,9 +157,9 @@ def keep(prefix: Prefix, inputs: Arrays, count: int) -> Arrays:
     return kept
 
 
-def _run_base(base: Prefix, data: Examples) -> Arrays:
+def _keep_whole(prefix: Prefix, data: Examples) -> Arrays:
     # In one layout, whether they were just made or come from a file.
-    return map_tensors(keep(base, data.inputs, len(data)), lambda one: one.contiguous())
+    return map_tensors(keep(prefix, data.inputs, len(data)), lambda one: one.contiguous())
 
 
 def _rows(inputs: Arrays, span: slice) -> Arrays:

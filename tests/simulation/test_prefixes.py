@@ -1,0 +1,155 @@
+"""Outputs of frozen layers that devices keep over rounds while these layers have hardly moved."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedpmt
+from fedpmt.models.precision import Prefix
+from fedpmt.simulation.prefixes import movement
+from fedpmt.training import loop
+from fedpmt.training.kept import KeptOutputs
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLASSES, WIDE = 4, 16
+DEPTHS, SAMPLES = 3, 40
+
+
+class Net(nn.Module):
+    """Three layers under a forward pass of its own, so that it is cut at run time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, WIDE), nn.Linear(WIDE, WIDE)
+        self.last = nn.Linear(WIDE, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(torch.relu(self.second(torch.relu(self.first(inputs)))))  # type: ignore[no-any-return]
+
+
+def points() -> tuple[Tensor, Tensor]:
+    labels = torch.arange(160) % CLASSES
+    inputs = torch.randn(160, 6, generator=torch.Generator().manual_seed(0))
+    inputs[torch.arange(160), labels] += 3
+    return inputs, labels
+
+
+GIVEN: dict[str, Any] = {
+    "devices": 4, "cohort": 4, "samples": SAMPLES, "batch": 10, "rounds": 6, "lr": 0.1, "levels": "1/3,1/2,1",
+    "depths": DEPTHS, "assign": "level", "workers": 1, "prefix": "cache",
+}  # fmt: skip
+play: Any = partial(fedpmt.run, "fedpmt", train=points(), test=points(), **GIVEN)
+
+
+def digest(run: Any) -> str:
+    return str(run.result.weights_sha256)
+
+
+def operations(run: Any) -> list[dict[int, float]]:
+    return [{one.device: one.operations for one in step.devices} for step in run.rounds]
+
+
+def test_a_layer_has_moved_relative_to_its_norm() -> None:
+    before = {"w": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0]), "zero": torch.zeros(2)}
+    after = {"w": torch.tensor([3.0, 0.3]), "b": torch.tensor([4.4]), "zero": torch.ones(2)}
+    assert movement(before, after, ["w", "b"]) == pytest.approx(0.1)  # 0.5 of 5
+    assert movement(before, before, ["w", "b", "zero"]) == 0
+    assert movement(before, after, ["zero"]) == float("inf")
+
+
+@pytest.mark.parametrize("executor", ["auto", "plain"])
+@pytest.mark.parametrize("model", [Net(), None], ids=["cut at run time", "a chain"])
+def test_without_tolerance_the_bits_are_those_of_every_round_anew(
+    model: nn.Module | None, executor: str
+) -> None:
+    given: dict[str, Any] = {"model": model, "executor": executor}
+    if model is None:
+        given["model"] = nn.Sequential(nn.Linear(6, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, CLASSES))  # fmt: skip
+    anew, exact = play(**given), play(**given, prefix_tolerance=0)
+    assert digest(exact) == digest(anew)
+    # All layers move in every round.
+    assert operations(exact) == operations(anew)
+
+
+def test_a_round_without_a_refresh_does_not_pay_for_the_frozen_layers() -> None:
+    anew, kept = play(model=Net()), play(model=Net(), prefix_tolerance=1e9)
+    first, *others = zip(operations(kept), operations(anew), strict=True)
+    assert first[0] == first[1]
+    forward = {1: 6 * WIDE + WIDE * WIDE, 2: 6 * WIDE, 3: 0}
+    level = {one.device: one.level for one in kept.rounds[0].devices}
+    for found, whole in others:
+        saved = {device: whole[device] - found[device] for device in found}
+        assert saved == {device: SAMPLES * forward[level[device]] for device in found}
+    seconds = [step.round_seconds for step in kept.rounds]
+    assert seconds[1] < seconds[0] == anew.rounds[1].round_seconds
+
+
+def test_what_has_moved_too_far_is_made_again() -> None:
+    """A tolerance between none and all: some rounds refresh, others do not; the same weights come out each time."""
+    kept = play(model=Net(), prefix_tolerance=0.1)
+    most = max(operations(kept)[0].values())
+    weakest = [step[0] for step in operations(kept)]
+    assert len(set(weakest)) == 2
+    assert weakest[0] == max(weakest) < most
+    assert digest(kept) not in {digest(play(model=Net())), digest(play(model=Net(), prefix_tolerance=1e9))}
+    assert kept.result.score > 0.8
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_bits_do_not_depend_on_what_was_held(
+    epochs: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    again = partial(play, model=Net(), prefix_tolerance=0.1, epochs=epochs, failure=0.2)
+    held = again(out=tmp_path / "whole")
+    found = {"workers": digest(again(workers=2))}
+    with monkeypatch.context() as patch:
+        patch.setattr(KeptOutputs, "get", lambda self, device, compute, *made_of: compute())
+        found["nothing held"] = digest(again())
+
+    def stop(record: Any) -> None:
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        again(out=tmp_path / "run", on_round=stop)
+    resumed = again(out=tmp_path / "run", resume=True)
+    found["resumed"] = digest(resumed)
+    assert set(found.values()) == {digest(held)}
+    assert resumed.rounds == held.rounds
+
+
+def test_frozen_layers_run_when_they_are_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    keep = loop.keep
+
+    def counted(prefix: Prefix, *rest: Any) -> Any:
+        ran.append(prefix.cut)
+        return keep(prefix, *rest)
+
+    monkeypatch.setattr(loop, "keep", counted)
+    play(model=Net(), prefix_tolerance=1e9, executor="plain")
+    levels = [2, 1]  # layers before those that levels 1 and 2 train
+    assert sorted(set(ran), reverse=True) == levels
+    assert len(ran) <= GIVEN["devices"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"prefix": "recompute"}, "keeps no outputs"),
+        ({"mode": "paper", "task": "cnn-mnist"}, "in every epoch"),
+        ({"splitting": "device"}, "does not know"),
+    ],
+)
+def test_where_nothing_can_be_kept_a_tolerance_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingError, match=f"prefix-tolerance = 0.1 is refused: .*{said}"):
+        fedpmt.run("fedpmt", prefix_tolerance=0.1, **settings)
