@@ -193,8 +193,8 @@ class Settings(BaseModel):
         "auto",
         description="frozen layers' outputs: computed once per round and kept, or for each batch; those of a base that "
         "nobody trains are kept over rounds. auto keeps the first with more than one local epoch, the others where "
-        "that saves a tenth of a step and they fit into every device's memory. streamed keeps them too and holds one "
-        "frozen layer's weights at a time, as auto does on a device without the memory for more",
+        "that saves a tenth of a step and they fit into every device's memory. streamed is auto, but where that takes "
+        "less memory frozen layers run one by one, each on all samples, so that one's weights are held at a time",
     )
     prefix_tolerance: float | None = Field(
         None,
@@ -426,7 +426,7 @@ class Settings(BaseModel):
         With one epoch each of them is used once a round, so that keeping them for no other would save nothing.
         """
         again = self.epochs > 1 or self.prefix_tolerance is not None
-        return self.prefix in ("cache", "streamed") or (self.prefix == "auto" and again)
+        return self.prefix == "cache" or (self.prefix != "recompute" and again)
 
     def identity(self) -> dict[str, Any]:
         """What must agree for a run to be resumed."""

@@ -17,23 +17,35 @@ from fedpmt.training.kept import KeptOutputs
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-CLASSES, WIDE = 4, 16
+CLASSES, WIDE = 4, 64
 DEPTHS, SAMPLES = 3, 40
 
 
 class Net(nn.Module):
-    """Three layers under a forward pass of its own, so that it is cut at run time."""
+    """Layers under a forward pass of its own, so that it is cut at run time."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = 1) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second = nn.Linear(6, WIDE), nn.Linear(WIDE, WIDE)
+        self.first = nn.Linear(6, WIDE)
+        self.hidden = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(hidden))
         self.last = nn.Linear(WIDE, CLASSES)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.last(torch.relu(self.second(torch.relu(self.first(inputs)))))  # type: ignore[no-any-return]
+        values = torch.relu(self.first(inputs))
+        for layer in self.hidden:
+            values = torch.relu(layer(values))
+        return self.last(values)  # type: ignore[no-any-return]
+
+
+def chain(hidden: int = 1) -> nn.Module:
+    """The same as a chain of layers."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, WIDE), *(nn.Linear(WIDE, WIDE) for _ in range(hidden))]
+    return nn.Sequential(*(one for layer in layers for one in (layer, nn.ReLU())), nn.Linear(WIDE, CLASSES))
 
 
 def points() -> tuple[Tensor, Tensor]:
@@ -67,13 +79,11 @@ def test_a_layer_has_moved_relative_to_its_norm() -> None:
 
 
 @pytest.mark.parametrize("executor", ["auto", "plain"])
-@pytest.mark.parametrize("model", [Net(), None], ids=["cut at run time", "a chain"])
+@pytest.mark.parametrize("make", [Net, chain])
 def test_without_tolerance_the_bits_are_those_of_every_round_anew(
-    model: nn.Module | None, executor: str
+    make: Callable[[], nn.Module], executor: str
 ) -> None:
-    given: dict[str, Any] = {"model": model, "executor": executor}
-    if model is None:
-        given["model"] = nn.Sequential(nn.Linear(6, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, CLASSES))  # fmt: skip
+    given = {"model": make(), "executor": executor}
     anew, exact = play(**given), play(**given, prefix_tolerance=0)
     assert digest(exact) == digest(anew)
     # All layers move in every round.
@@ -153,3 +163,48 @@ def test_frozen_layers_run_when_they_are_paid_for(monkeypatch: pytest.MonkeyPatc
 def test_where_nothing_can_be_kept_a_tolerance_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingError, match=f"prefix-tolerance = 0.1 is refused: .*{said}"):
         fedpmt.run("fedpmt", prefix_tolerance=0.1, **settings)
+
+
+@pytest.mark.parametrize("make", [Net, chain])
+def test_streamed_layers_learn_what_kept_ones_do(
+    make: Callable[[int], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks: list[tuple[int, int]] = []
+    run = Prefix.run
+
+    def counted(block: Prefix, inputs: Tensor, *before: Any) -> Any:
+        if len(inputs) == SAMPLES:  # prices are measured with fewer
+            blocks.append((block.first, block.cut))
+        return run(block, inputs, *before)
+
+    monkeypatch.setattr(Prefix, "run", counted)
+    again = partial(play, model=make(2), executor="plain", epochs=2, levels="1/4,1/3,1/2,1", depths=4)
+    cached = again()
+    assert set(blocks) == {(0, 1), (0, 2), (0, 3)}
+    blocks.clear()
+    streamed = again(prefix="streamed")
+    assert set(blocks) == {(0, 1), (1, 2), (2, 3)}
+    for one, other in zip(streamed.rounds[0].devices, cached.rounds[0].devices, strict=True):
+        assert one.memory_bytes < other.memory_bytes or one.part == "depth 4"
+    assert digest(streamed) == digest(cached)
+    assert operations(streamed) == operations(cached)
+
+
+def test_a_device_without_the_memory_for_the_model_takes_part_where_layers_are_streamed(
+    tmp_path: Path,
+) -> None:
+    """Of fcnn-mnist depth 1 takes 2.3 MB at least; its largest layer's weights are 1.3 MB of that."""
+    fleet = tmp_path / "fleet.csv"
+    fleet.write_text("name,speed,memory_mib\nboard,1,8\ntag,1/2,1.9\n")
+    plans = {how: fedpmt.plan(fleet=fleet, prefix=how).devices for how in ("auto", "streamed")}
+    fits = {how: {row.name: row.fits for row in rows} for how, rows in plans.items()}
+    assert fits == {"auto": {"board": True, "tag": False}, "streamed": {"board": True, "tag": True}}
+    given: dict[str, Any] = {"fleet": fleet, "devices": 2, "cohort": 2, "samples": 40, "rounds": 1}
+    for how, outcomes in {"auto": {"arrived", "failed"}, "streamed": {"arrived"}}.items():
+        run: Any = fedpmt.run("fedpmt", prefix=how, **given)
+        assert {one.outcome for one in run.rounds[0].devices} == outcomes
+        assert all(
+            one.memory_bytes <= 1.9 * 2**20
+            for one in run.rounds[0].devices
+            if one.speed < 1 and one.outcome == "arrived"
+        )

@@ -16,18 +16,23 @@ class RoundMemory:
     42
     """
 
-    weights: int  # the base, and what was received, with copies of what is trained and of the buffers
+    weights: int  # the base, and what was received, with copies of what is trained and of the buffers; where frozen
+    # layers are streamed, of the others only
     gradients: int
     activations: int  # what the backward pass of one batch begins with: the batch, and what autograd keeps
     optimizer: int  # momentum, and what else a method holds all along
     prefix_cache: int = 0  # outputs of the frozen layers, and of a base, for all of the device's samples
     prefix_pass: int = 0  # the most held while they are computed
     step: int = 0  # the most held at once in one step: activations, gradients and temporary buffers
+    streamed: int = (
+        0  # the most held while frozen layers run one by one, before the others' weights are there
+    )
 
     @property
     def total(self) -> int:
         """The peak: the larger of its two phases, running the frozen layers and training the others."""
-        return self.weights + max(self.optimizer + self.prefix_cache + self.step, self.prefix_pass)
+        training = self.weights + max(self.optimizer + self.prefix_cache + self.step, self.prefix_pass)
+        return max(training, self.streamed)
 
 
 @dataclass(frozen=True)

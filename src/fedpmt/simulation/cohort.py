@@ -118,7 +118,9 @@ class Assignment:
     base_operations: float = 0.0  # what it computes before, once: the base's outputs, where these are kept
     base_seconds: float = 0.0  # of both, which `seconds` don't contain
     base_transfer: float = 0.0  # of these seconds, on the link
-    made: int | None = None  # the round of the kept outputs of frozen layers that it trains on; None: this one
+    made: int | None = (
+        None  # the round of the kept outputs of frozen layers that it trains on; None: this one
+    )
     reason: str = ""  # why its reply did not count, where somebody said
 
 

@@ -52,7 +52,9 @@ class Progress:
     accepted: dict[int, int] | None = None  # device -> the last round whose reply counted; None without state
     speeds: dict[int, float] | None = None  # κ_k as fitted to measured seconds, of devices that were asked
     holders: dict[int, int] | None = None  # device -> the round in which it got the base; None without one
-    prefixes: KeptPrefixes | None = None  # outputs of frozen layers that devices keep; None where they keep none
+    prefixes: KeptPrefixes | None = (
+        None  # outputs of frozen layers that devices keep; None where they keep none
+    )
 
 
 @dataclass(frozen=True)
@@ -289,6 +291,8 @@ class Federation:
         local = self.local(round_index)
         if task.epochs is not None:
             local = replace(local, epochs=task.epochs)
+        if self.settings.prefix == "streamed" and self.planner.price.streams(part, samples):
+            local = replace(local, prefix="streamed")
         return Unit(device, round_index, task, part, own, Seeds(seed, round_index, device), local, samples)
 
     def predictor(self, progress: Progress) -> Predictor:

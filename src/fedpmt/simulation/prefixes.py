@@ -5,8 +5,8 @@ tolerance ε since then,
 
     max_l ‖w_l - w_l'‖ / ‖w_l'‖ <= ε,
 
-it sends the device those weights w' again, for which the device has the outputs, and the device trains on them. A device
-that has lost its outputs makes them again of the same weights, so the bits never depend on what is held.
+it sends the device those weights w' again, for which the device has the outputs, and the device trains on them. A
+device that has lost its outputs makes them again of the same weights, so the bits never depend on what is held.
 """
 
 from __future__ import annotations
@@ -90,10 +90,8 @@ def _reuse(
     return replace(one, task=task, usage=taken.usage, seconds=taken.seconds, made=made)
 
 
-def keep_prefixes(
-    federation: Federation, progress: Progress, arrived: Iterable[Assignment]
-) -> KeptPrefixes | None:
-    """Write down what devices hold after a round: those whose replies counted, outputs of this round or earlier ones."""
+def keep_prefixes(federation: Federation, progress: Progress, arrived: Iterable[Assignment]) -> KeptPrefixes:
+    """Write down what devices hold after a round; outputs of a reply that did not count are thrown away."""
     kept = progress.prefixes or KeptPrefixes()
     rounds, layers, weights = dict(kept.rounds), dict(kept.layers), dict(kept.weights)
     made = dict[str, "Tensor"]()

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from fedpmt.models.finding import is_inside
+from fedpmt.models.precision import read_tensors
 from fedpmt.models.trees import tensors_in
 from fedpmt.parts.part import GLOBAL, WHOLE, frozen_prefix
 
@@ -64,19 +64,13 @@ def outputs_made_of(model: LayeredModel, part: Part) -> tuple[tuple[str, ...], .
     cut = frozen_prefix(structure, part)
     if part.model != GLOBAL or part.kept or cut == 0 or not model.can_cut(cut):
         return ()
-    groups = [layer.tensors for layer in structure.layers[:cut]]
+    names = read_tensors(model, 0, cut)
+    if any(part.sent.get(name) != WHOLE or name in part.trained for name in names):
+        return ()
+    groups = tuple(layer.tensors for layer in structure.layers[:cut])
     # A weight that layers share belongs to one of them, and is read by all.
-    paths = [path for stage in model.layout.stages[:cut] for path in stage.paths]
-    own = {name for names in groups for name in names}
-    shared = [
-        name
-        for name in structure.tensors
-        if name not in own and any(is_inside(alias, paths) for alias in model.layout.aliases[name])
-    ]
-    groups += [(name,) for name in shared]
-    names = [name for names in groups for name in names]
-    as_sent = all(part.sent.get(name) == WHOLE and name not in part.trained for name in names)
-    return tuple(tuple(names) for names in groups) if as_sent else ()
+    shared = set(names).difference(*groups)
+    return (*groups, tuple(sorted(shared))) if shared else groups
 
 
 def _bytes(outputs: Arrays) -> int:

@@ -46,7 +46,7 @@ class LocalSettings:
     learning_rate: float  # η_t
     optimizer: Optimizer = PLAIN
     clip_norm: float | None = None  # the largest norm of a step's gradient
-    prefix: Literal["cache", "recompute"] = "cache"
+    prefix: Literal["cache", "recompute", "streamed"] = "cache"
     privacy: Privacy | None = None
     precision: TrainedPrecision = "fp32"  # in which trained layers compute; their weights stay as they are
     frozen_precision: FrozenPrecision = "fp32"  # of the layers before the first trained one

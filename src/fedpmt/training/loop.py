@@ -122,7 +122,8 @@ def split_forward(
         data = Examples(base.entry(outputs, data.inputs), data.targets, data.ids)
         if frozen == 0:
             return data, partial(_restored, suffix, replace(base, tensors={}))
-    prefix = Prefix.of(model, frozen, received, settings.frozen_precision, base)
+    streamed = settings.prefix == "streamed"
+    prefix = Prefix.of(model, frozen, received, settings.frozen_precision, base, streamed=streamed)
     if settings.prefix == "recompute":
         return data, lambda tensors, inputs: suffix(tensors, prefix.enter(inputs))
     names = outputs_made_of(model, part) if settings.reuses_prefix and site.kept is not None else ()
@@ -143,17 +144,35 @@ def _restored(
 
 
 def keep(prefix: Prefix, inputs: Arrays, count: int) -> Arrays:
-    """Run frozen layers on all samples, some at a time, and keep what the others need of them."""
+    """Run frozen layers on all samples, some at a time, and keep what the others need of them.
+
+    Where they are streamed, each block of layers runs on all samples before the next one does.
+    """
     spans = [slice(start, start + PREFIX_BATCH) for start in range(0, count, PREFIX_BATCH)]
-    kept = prefix.run(_rows(inputs, spans[0]))
+    between: list[Arrays | None] = [None] * len(spans)
+    for block in prefix.blocks():
+        if block.final:
+            return _join(block, inputs, count, spans, between)
+        for number, span in enumerate(spans):
+            between[number] = block.run(_rows(inputs, span), between[number])
+        del block  # with its weights, before those of the next one are loaded
+    raise RuntimeError("the last block of frozen layers must be final")
+
+
+def _join(
+    block: Prefix, inputs: Arrays, count: int, spans: list[slice], between: list[Arrays | None]
+) -> Arrays:
+    kept = block.run(_rows(inputs, spans[0]), between[0])
+    between[0] = None
     if len(spans) > 1:
         # Written to their place: to join them at the end would take all of them twice.
         first = kept
         kept = map_tensors(first, lambda one: one.new_empty(count, *one.shape[1:]))
         _write(kept, spans[0], first)
         del first
-        for span in spans[1:]:
-            _write(kept, span, prefix.run(_rows(inputs, span)))
+        for number, span in enumerate(spans[1:], start=1):
+            _write(kept, span, block.run(_rows(inputs, span), between[number]))
+            between[number] = None
     return kept
 
 
@@ -196,7 +215,7 @@ def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float
         orders,
         batch=settings.batch,
         limit=job.task.steps,
-        cached=settings.prefix == "cache",
+        cached=settings.prefix != "recompute",
         rule=rule,
     )
     if found is None:
