@@ -261,6 +261,19 @@ def _sentence(rows: Sequence[Mapping[str, Any]], contest: Contest) -> str:
 
 
 @themed
+def draw_curves(title: str, found: Mapping[str, Sequence[RunRecord]]) -> Figure:
+    """Accuracy against virtual time."""
+    figure = new_figure(7.6, 4.8)
+    axes = figure.subplots()
+    for number, (name, runs) in enumerate(found.items()):
+        _line(axes, name, runs, PALETTE[number % len(PALETTE)])
+    axes.set(xlabel="virtual minutes", ylabel="test accuracy", title=title)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.legend(loc="lower right", fontsize="small")
+    return figure
+
+
+@themed
 def draw(contest: Contest, found: Mapping[str, Sequence[RunRecord]]) -> Figure:
     """Accuracy against virtual time, and over levels."""
     has_levels = any(run.result and run.result.clients for runs in found.values() for run in runs)

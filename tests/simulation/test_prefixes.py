@@ -208,3 +208,15 @@ def test_a_device_without_the_memory_for_the_model_takes_part_where_layers_are_s
             for one in run.rounds[0].devices
             if one.speed < 1 and one.outcome == "arrived"
         )
+
+
+@pytest.mark.parametrize("given", [{"prefix": "streamed"}, {"prefix_tolerance": 1e9}], ids=str)
+def test_outputs_of_all_samples_are_paid_for_in_fewer_steps_too(given: dict[str, Any]) -> None:
+    """A device that has time for one step of eight still runs its frozen layers on all samples, if it keeps that."""
+    timed = {"levels": "1/9,1", "depths": 4, "assign": "deadline", "deadline": 10.0, "rounds": 1, "epochs": 2}
+    run = play(model=Net(2), plan="traded", **{**timed, **given})
+    slow = [one for one in run.rounds[0].devices if one.speed < 1]
+    assert {one.part for one in slow} == {"depth 1, 1 of 8 steps"}
+    frozen, last = 6 * WIDE + 2 * WIDE * WIDE, WIDE * CLASSES
+    step = 10 * 2 * last + last + CLASSES  # forward, gradient and update of the last layer
+    assert {one.operations for one in slow} == {SAMPLES * frozen + step}

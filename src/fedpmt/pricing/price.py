@@ -53,9 +53,9 @@ class Price:
     `samples` is the usual |D_k|, the unit of `load`. `cached` says that training keeps the outputs of
     frozen layers for a whole round; a model that cannot be run in halves never does. `keep_base` says the same of the
     outputs of a frozen base and the whole run, or that frozen layers are streamed, one by one, where that takes less
-    memory; `room` is how much there is. `others` are nets that some devices have instead, by the name that parts call
-    them; shares are of this one. `precision_seconds` weighs operations of a lower precision where they become seconds,
-    and only there.
+    memory; `room` is how much there is. With `reused`, outputs of frozen layers are kept over rounds, too. `others` are
+    nets that some devices have instead, by the name that parts call them; shares are of this one. `precision_seconds`
+    weighs operations of a lower precision where they become seconds, and only there.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Price:
         cached: bool,
         keep_base: Keeping = "recompute",
         room: float = math.inf,
+        reused: bool = False,
         held: int = 0,
         example: Arrays,
         net: Net | None = None,
@@ -86,7 +87,7 @@ class Price:
         self.batch, self.samples = batch, samples  # n^x, |D_k|
         self.cached = cached
         self.held, self.epochs = held, epochs  # numbers that the optimizer holds of each parameter; E
-        self._keep_base, self._room = keep_base, room
+        self._keep_base, self._room, self._reused = keep_base, room, reused
         self._precision, self._frozen_precision = precision, frozen_precision
         self._seconds = precision_seconds or {}  # of an operation, relative to fp32's
         self._model = model.clone()
@@ -316,7 +317,10 @@ class Price:
         memory = self._memory(part, measured, samples)
         if self._keep_base == "streamed":
             memory = min(memory, self.streamed_memory(part, samples), key=lambda one: one.total)
-        return StepCost(prefix, forward, error, gradient, update, share=1.0, memory=memory, base=base)
+        whole = self._reused or memory.streamed > 0
+        return StepCost(
+            prefix, forward, error, gradient, update, share=1.0, memory=memory, base=base, whole=whole
+        )
 
     def _sustained(self, cost: StepCost) -> float:
         if self.mode == "paper":

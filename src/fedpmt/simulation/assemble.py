@@ -51,6 +51,7 @@ def make_price(settings: Settings, problem: Problem, room: float = math.inf) -> 
         cached=settings.keeps_prefix,
         keep_base=settings.prefix,
         room=room,
+        reused=settings.prefix_tolerance is not None,
         held=(problem.optimizer or make_optimizer(settings)).held,
         example=problem.example(),
         net=problem.net,
@@ -124,7 +125,12 @@ def assemble(
         # A user's own forward pass may count on the usual layout; compiled code reads images with channels last.
         compiled = settings.executor == "auto" and kernels.knows(problem.model, problem.example(device))
         modules = problem.model.modules_of(0, len(problem.model.structure.layers)) if compiled else []
-        data = PlacedData(problem.data, device, images_last=compiled and calls_modules_only(modules))
+        data = PlacedData(
+            problem.data,
+            device,
+            images_last=compiled and calls_modules_only(modules),
+            score_on=settings.score_on,
+        )
         executor = make_executor(settings, problem, device, data)
         yield Federation(settings, problem, data, method, fleet, planner, executor, store, traces=traces)
     finally:

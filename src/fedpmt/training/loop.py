@@ -124,9 +124,9 @@ def split_forward(
             return data, partial(_restored, suffix, replace(base, tensors={}))
     streamed = settings.prefix == "streamed"
     prefix = Prefix.of(model, frozen, received, settings.frozen_precision, base, streamed=streamed)
-    if settings.prefix == "recompute":
+    names = outputs_made_of(model, part) if settings.reuses_prefix else ()
+    if settings.prefix == "recompute" or not (streamed or names or sees_all(job)):
         return data, lambda tensors, inputs: suffix(tensors, prefix.enter(inputs))
-    names = outputs_made_of(model, part) if settings.reuses_prefix and site.kept is not None else ()
     if names and site.kept is not None:
         digest = weights_sha256({name: received[name] for layer in names for name in layer})
         outputs = site.kept.get(job.device, partial(_keep_whole, prefix, data), digest, PREFIX)
@@ -135,6 +135,11 @@ def split_forward(
     kept = Examples(prefix.entry(outputs, data.inputs), data.targets, data.ids)
     # Without the weights: rounded ones would be held for the whole round.
     return kept, partial(_restored, suffix, replace(prefix, tensors={}))
+
+
+def sees_all(job: Job[Any]) -> bool:
+    """Whether a device is asked for enough steps to see all of its samples: else keeping outputs saves nothing."""
+    return job.task.steps is None or job.task.steps * job.site.settings.batch >= len(job.data)
 
 
 def _restored(
@@ -215,7 +220,7 @@ def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float
         orders,
         batch=settings.batch,
         limit=job.task.steps,
-        cached=settings.prefix != "recompute",
+        cached=settings.prefix != "recompute" and sees_all(job),
         rule=rule,
     )
     if found is None:
