@@ -97,7 +97,8 @@ def frozen_seconds(
 ) -> dict[str, float]:
     """Measure how long the layers that a part freezes run forward, in seconds per sample and by precision.
 
-    They run as in local training, so 8 bits are rounded to and computed in 32. Nothing where the model cannot be cut.
+    They run as in local training, so 8 bits are rounded to and computed in 32. Seconds are of this thread: what else
+    the machine does would blur a ratio of such short times. Nothing where the model cannot be cut.
     """
     cut = frozen_prefix(model.structure, part)
     if not model.can_cut(cut):
@@ -109,11 +110,11 @@ def frozen_seconds(
     times: dict[str, list[float]] = {name: [] for name in prefixes}
     for measurement in range(repeat + 1):
         for name, prefix in prefixes.items():
-            begun = time.perf_counter()
+            begun = time.thread_time()
             for inputs in batches:
                 prefix.run(inputs)
-            # The first of each sets up libraries. They take turns, so that a busy machine is busy for all of them.
-            times[name] += [time.perf_counter() - begun] if measurement else []
+            # The first of each sets up libraries.
+            times[name] += [time.thread_time() - begun] if measurement else []
     model.release()
     return {name: statistics.median(found) / len(data) for name, found in times.items()}
 
