@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from reproduction.library import Library
     from reproduction.paper import Experiment, Scope
 
-FETCHED = ("people", "fine-tuning", "tuned-cifar10", "ablation")
+FETCHED = ("people", "fine-tuning", "tuned-cifar10", "tuned-elsewhere", "ablation")
 """Pages whose data no package brings along: `all --quick` leaves them out, by themselves they are of a few rounds."""
 
 PROGRAM = "python -m reproduction"
@@ -41,6 +41,7 @@ PAGES = {
     "fine-tuning": "Pretrained models: MobileNetV2 on CIFAR-10 and MiniLM on Reuters' news.",
     "tuned-embedded": "All methods at rates chosen on validation data: embedded images.",
     "tuned-cifar10": "All methods at rates chosen on validation data: CIFAR-10.",
+    "tuned-elsewhere": "The same on other splits, with five local epochs, and with devices that are people.",
     "ablation": "FedPMT with one ingredient changed at a time: embedded images and CIFAR-10.",
 }
 
@@ -204,8 +205,8 @@ def _produce(
     """Play what is missing, pack it, publish the pages, and list what was written."""
     from reproduction.artefact import publish, write_verdicts
 
-    for runs_of in (lambda one: one.runs(scope), lambda one: one.then(library, scope)):
-        wanted = {experiment.name: runs_of(experiment) for experiment in experiments}
+    for dependent in (False, True):
+        wanted = {one.name: one.then(library, scope) if dependent else one.runs(scope) for one in experiments}
         if not draw_only:
             _play(library, [settings for runs in wanted.values() for settings in runs])
         for name, runs in wanted.items():

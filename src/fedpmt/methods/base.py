@@ -107,6 +107,7 @@ class Round:
     price: PriceOf
     rng: Seeds  # one generator per purpose and device, of this round
     cohort: tuple[int, ...] = ()  # S, the devices that are asked, in order
+    momentum: float = 0.0  # m, where devices train by SGD with momentum
 
 
 @dataclass(frozen=True)
