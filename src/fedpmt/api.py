@@ -497,8 +497,13 @@ def _with_transform(given: dict[str, Any], own: Own) -> dict[str, Any]:
     )
     if own.transform is None and not read:
         return given
-    if given.get("prefix") == "cache":
-        raise SettingError(f"prefix = 'cache' is refused: {why}, so outputs of frozen layers cannot be kept")
+    for key, wanted in (("prefix", ("cache", "streamed")), ("prefix_tolerance", None)):
+        value = given.get(key)
+        if value is not None and (wanted is None or value in wanted):
+            raise SettingError(
+                f"{key.replace('_', '-')} = '{value}' is refused: {why}, "
+                "so outputs of frozen layers cannot be kept"
+            )
     named = getattr(own.transform, "__qualname__", own.transform)
     digest = given.get("digest", "") + ("" if own.transform is None else f"transform={named};")
     return {**given, "prefix": "recompute", "digest": digest}

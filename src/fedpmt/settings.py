@@ -193,11 +193,18 @@ class Settings(BaseModel):
     )
     full_seconds: float = Field(10.0, gt=0, description="seconds for one epoch of the full model at speed 1")
     mode: Literal["exact", "paper"] = Field("exact", description="how operations are counted")
-    prefix: Literal["auto", "cache", "recompute"] = Field(
+    prefix: Literal["auto", "cache", "recompute", "streamed"] = Field(
         "auto",
         description="frozen layers' outputs: computed once per round and kept, or for each batch; those of a base that "
         "nobody trains are kept over rounds. auto keeps the first with more than one local epoch, the others where "
-        "that saves a tenth of a step and they fit into every device's memory",
+        "that saves a tenth of a step and they fit into every device's memory. streamed is auto, but where that takes "
+        "less memory frozen layers run one by one, each on all samples, so that one's weights are held at a time",
+    )
+    prefix_tolerance: float | None = Field(
+        None,
+        ge=0,
+        description="frozen layers' outputs are kept over rounds until one of these layers has moved by more than this "
+        "share of its norm; default: computed in every round",
     )
     depths: int | None = Field(
         None, ge=1, description="number of depths |I|; default: the paper's larger one, else one per layer"
@@ -352,6 +359,7 @@ class Settings(BaseModel):
         "time_budget",
         "over_select",
         "clip_norm",
+        "prefix_tolerance",
         "server_lr",
         "server_tau",
         "checkpoint_seconds",
@@ -413,6 +421,7 @@ class Settings(BaseModel):
         if self.score_on == "validation" and not self.validation:
             raise SettingError("score-on = 'validation' needs validation data, e.g. --validation 0.1")
         _check_precision(self)
+        _check_tolerance(self)
         _check_traces(self)
         _check_task(self)
         if self.splitting == "device" and self.sampling != "uniform":
@@ -431,9 +440,10 @@ class Settings(BaseModel):
     def keeps_prefix(self) -> bool:
         """Whether devices keep the outputs of frozen layers for a whole round.
 
-        With one epoch each of them is used once, so that keeping them would take memory and save nothing.
+        With one epoch each of them is used once a round, so that keeping them for no other would save nothing.
         """
-        return self.prefix == "cache" or (self.prefix == "auto" and self.epochs > 1)
+        again = self.epochs > 1 or self.prefix_tolerance is not None
+        return self.prefix == "cache" or (self.prefix != "recompute" and again)
 
     def identity(self) -> dict[str, Any]:
         """What must agree for a run to be resumed."""
@@ -474,7 +484,8 @@ class RunSettings(TypedDict, total=False):
     budget: str | None
     full_seconds: float
     mode: Literal["exact", "paper"]
-    prefix: Literal["auto", "cache", "recompute"]
+    prefix: Literal["auto", "cache", "recompute", "streamed"]
+    prefix_tolerance: float | None
     depths: int | None
     plan: Literal["paper", "traded", "rotated"]
     splitting: Literal["server", "device"]
@@ -533,6 +544,18 @@ def _check_precision(settings: Settings) -> None:
             f"precision-seconds = '{settings.precision_seconds}' does nothing "
             "with precision = 'fp32' and frozen-precision = 'fp32'"
         )
+
+
+def _check_tolerance(settings: Settings) -> None:
+    """Refuse to keep outputs over rounds where nothing is kept, or where nobody knows whose."""
+    reasons = {
+        "prefix = 'recompute' keeps no outputs": settings.prefix == "recompute",
+        "mode = 'paper' pays for frozen layers in every epoch": settings.mode == "paper",
+        "with splitting = 'device' the server does not know them": settings.splitting == "device",
+    }
+    for reason, holds in reasons.items():
+        if settings.prefix_tolerance is not None and holds:
+            raise SettingError(f"prefix-tolerance = {settings.prefix_tolerance:g} is refused: {reason}")
 
 
 def _check_traces(settings: Settings) -> None:

@@ -58,6 +58,7 @@ GROUPS = {
         "full_seconds",
         "mode",
         "prefix",
+        "prefix_tolerance",
         "depths",
         "plan",
         "splitting",

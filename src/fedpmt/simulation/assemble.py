@@ -51,6 +51,7 @@ def make_price(settings: Settings, problem: Problem, room: float = math.inf) -> 
         cached=settings.keeps_prefix,
         keep_base=settings.prefix,
         room=room,
+        reused=settings.prefix_tolerance is not None,
         held=(problem.optimizer or make_optimizer(settings)).held,
         example=problem.example(),
         net=problem.net,
