@@ -79,7 +79,7 @@ class BlockByBlock(LocalWork[None]):
         if run.memo.get(CURRENT) is not block:
             run.memo[CURRENT] = block
             net.set_training([bool(on) for on in mask(net.structure, block)])
-        known = {*net.structure.tensors, *net.counters()}
+        known = {*net.structure.tensors, *net.structure.fixed}
         # Without a gradient to the layers before the block no graph of them exists.
         tensors = {
             name: tensor if name in block.trained else tensor.detach()
