@@ -200,7 +200,8 @@ def test_a_device_without_the_memory_for_the_model_takes_part_where_layers_are_s
     fits = {how: {row.name: row.fits for row in rows} for how, rows in plans.items()}
     assert fits == {"auto": {"board": True, "tag": False}, "streamed": {"board": True, "tag": True}}
     given: dict[str, Any] = {"fleet": fleet, "devices": 2, "cohort": 2, "samples": 40, "rounds": 1}
-    for how, outcomes in {"auto": {"arrived", "failed"}, "streamed": {"arrived"}}.items():
+    expected: dict[Any, set[str]] = {"auto": {"arrived", "failed"}, "streamed": {"arrived"}}
+    for how, outcomes in expected.items():
         run: Any = fedpmt.run("fedpmt", prefix=how, **given)
         assert {one.outcome for one in run.rounds[0].devices} == outcomes
         assert all(
