@@ -201,7 +201,7 @@ def test_a_device_without_the_memory_for_the_model_takes_part_where_layers_are_s
     assert fits == {"auto": {"board": True, "tag": False}, "streamed": {"board": True, "tag": True}}
     given: dict[str, Any] = {"fleet": fleet, "devices": 2, "cohort": 2, "samples": 40, "rounds": 1}
     for how, outcomes in {"auto": {"arrived", "failed"}, "streamed": {"arrived"}}.items():
-        run: Any = fedpmt.run("fedpmt", prefix=how, **given)
+        run: Any = fedpmt.run("fedpmt", **{**given, "prefix": how})
         assert {one.outcome for one in run.rounds[0].devices} == outcomes
         assert all(
             one.memory_bytes <= 1.9 * 2**20
