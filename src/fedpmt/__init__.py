@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from fedpmt.methods.base import Method as Method
     from fedpmt.methods.base import Traits as Traits
     from fedpmt.methods.comet import Comet as Comet
+    from fedpmt.methods.fedasync import FedAsync as FedAsync
     from fedpmt.methods.fedavg import FedAvg as FedAvg
+    from fedpmt.methods.fedbuff import FedBuff as FedBuff
     from fedpmt.methods.feddf import FedDF as FedDF
     from fedpmt.methods.feddrop import FedDrop as FedDrop
     from fedpmt.methods.fedgen import FedGen as FedGen
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from fedpmt.methods.prunefl import PruneFL as PruneFL
     from fedpmt.methods.scaffold import Scaffold as Scaffold
     from fedpmt.methods.slimfl import SlimFL as SlimFL
+    from fedpmt.methods.timelyfl import TimelyFL as TimelyFL
     from fedpmt.models.lora import lora as lora
     from fedpmt.models.lora import merge_lora as merge_lora
     from fedpmt.models.structure import Axis as Axis
@@ -72,7 +75,9 @@ _HOMES = {
     "fedpmt.methods.averaging": ("Composed", "PartAveraging"),
     "fedpmt.methods.base": ("Method", "Traits"),
     "fedpmt.methods.comet": ("Comet",),
+    "fedpmt.methods.fedasync": ("FedAsync",),
     "fedpmt.methods.fedavg": ("FedAvg",),
+    "fedpmt.methods.fedbuff": ("FedBuff",),
     "fedpmt.methods.feddf": ("FedDF",),
     "fedpmt.methods.feddrop": ("FedDrop",),
     "fedpmt.methods.fedgen": ("FedGen",),
@@ -89,6 +94,7 @@ _HOMES = {
     "fedpmt.methods.prunefl": ("PruneFL",),
     "fedpmt.methods.scaffold": ("Scaffold",),
     "fedpmt.methods.slimfl": ("SlimFL",),
+    "fedpmt.methods.timelyfl": ("TimelyFL",),
     "fedpmt.models.lora": ("lora", "merge_lora"),
     "fedpmt.models.structure": ("Axis",),
     "fedpmt.prices": ("cost", "layers", "plan"),
@@ -112,7 +118,9 @@ __all__ = [
     "Comet",
     "Composed",
     "Device",
+    "FedAsync",
     "FedAvg",
+    "FedBuff",
     "FedDF",
     "FedDrop",
     "FedGKT",
@@ -144,6 +152,7 @@ __all__ = [
     "SlimFL",
     "Stop",
     "TensorBoard",
+    "TimelyFL",
     "Traits",
     "WandB",
     "Yogi",

@@ -51,11 +51,11 @@ class CoverageMean:
         self._unit = 0.0
         self._waiting: dict[str, list[tuple[Tensor, float]]] = {}
 
-    def add(self, part: Part, update: Tensors, weight: float) -> None:
-        """Fold in what one device changed."""
+    def add(self, part: Part, update: Tensors, weight: float, discount: float = 1.0) -> None:
+        """Fold in what one device changed; a `discount` makes the change smaller and leaves its weight as it is."""
         # Sums are in units of the first weight, so that devices of equal weight, the usual case, need no product.
         self._unit = self._unit or weight or 1.0
-        share = weight / self._unit
+        share = weight * discount / self._unit
         self._total += weight
         for name, selection in part.trained.items():
             cover = self._covers.get(name, 0.0)

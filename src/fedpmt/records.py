@@ -117,6 +117,9 @@ class DeviceRecord(Record):
         None  # of what the run's budget limits, in operations, seconds or bytes of this round
     )
     budget: float | None = None  # how much of it there was
+    started: float | None = None  # on a clock of events: when, in virtual seconds
+    version: int | None = None  # of the model that it started from: the server steps before
+    staleness: int | None = None  # server steps between that version and the one it was folded into
 
     @property
     def over_budget(self) -> bool:

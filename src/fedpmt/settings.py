@@ -45,6 +45,12 @@ SERVER_USES = {
 """Which of the server's optimizers make use of a setting; with the others it would be ignored, so it is refused."""
 
 LOWER_PRECISIONS = ("bf16", "int8")
+STALENESS = "polynomial:0.5"
+"""What a late reply counts where nothing else is said: 1 / sqrt(1 + staleness), as in FedBuff."""
+
+EVENT_SETTINGS = {"buffer": None, "interval": None, "concurrency": None, "staleness": STALENESS}
+"""Settings of the clock of events, and their values on a clock of rounds."""
+
 PRECISION_SECONDS = "bf16=1,int8=1/2"
 """An assumption: 8 bits are taken to be twice as fast as 32, and 16 bits, which many devices lack, no faster."""
 
@@ -175,6 +181,29 @@ class Settings(BaseModel):
     failure: float = Field(0.0, ge=0, lt=1, description="chance that an asked device never replies")
     over_select: float = Field(
         1.0, ge=1, le=10, description="ask this many times the cohort, keep the first to arrive"
+    )
+    clock: Literal["rounds", "events"] = Field(
+        "rounds",
+        description="rounds: the server waits for the cohort; events: devices start when they are free, replies arrive "
+        "when they are finished, and the server steps by buffer or interval, each step counting as a round",
+    )
+    buffer: int | None = Field(
+        None,
+        ge=1,
+        description="with clock = events: the server steps after this many replies; default: half of the concurrency",
+    )
+    interval: str | None = Field(
+        None,
+        description="with clock = events: the server steps, and hands out work, every so many virtual seconds; or "
+        "fastest:SHARE, as long as this share of the fleet needs at most for a whole local round",
+    )
+    concurrency: int | None = Field(
+        None, ge=1, description="with clock = events: devices at work at a time; default: the cohort"
+    )
+    staleness: str = Field(
+        STALENESS,
+        description="with clock = events: what a reply counts that is S server steps late: constant, "
+        "polynomial:A for (1 + S)^-A, or hinge:A,B for 1 / (A (S - B) + 1) after B steps",
     )
     assign: Literal["deadline", "level"] = Field(
         "deadline",
@@ -325,6 +354,10 @@ class Settings(BaseModel):
             filled["samples"] = min(usual["samples"], (train - sum(held)) // usual["devices"])
         if "cohort" not in given and str(filled["devices"]).isdigit():
             filled["cohort"] = min(filled["cohort"], int(filled["devices"]))
+        if given.get("clock") == "events":
+            filled.setdefault("concurrency", filled["cohort"])
+            if "interval" not in given and str(filled["concurrency"]).isdigit():
+                filled.setdefault("buffer", max(1, int(filled["concurrency"]) // 2))
         return filled
 
     @field_validator(
@@ -350,12 +383,17 @@ class Settings(BaseModel):
             raise ValueError("must be a finite number")
         return value
 
-    @field_validator("schedule", "budget", "public", "drift", "precision_seconds")
+    @field_validator("schedule", "budget", "public", "drift", "precision_seconds", "interval", "staleness")
     @classmethod
     def _parses(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
             PARSERS[str(info.field_name)](value)
         return value
+
+    @field_validator("interval", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        return f"{value:g}" if isinstance(value, int | float) else value
 
     @field_validator("fleet", "availability_trace", "speed_trace", mode="before")
     @classmethod
@@ -396,6 +434,7 @@ class Settings(BaseModel):
                 f"budget = '{self.budget}' is refused with mode = '{self.mode}': it needs mode = 'exact'"
             )
         _check_precision(self)
+        _check_clock(self)
         _check_traces(self)
         _check_task(self)
         if self.splitting == "device" and self.sampling != "uniform":
@@ -451,6 +490,11 @@ class RunSettings(TypedDict, total=False):
     availability: float
     failure: float
     over_select: float
+    clock: Literal["rounds", "events"]
+    buffer: int | None
+    interval: str | float | None
+    concurrency: int | None
+    staleness: str
     assign: Literal["deadline", "level"]
     deadline: float | None
     budget: str | None
@@ -512,6 +556,32 @@ def _check_precision(settings: Settings) -> None:
         raise SettingError(
             f"precision-seconds = '{settings.precision_seconds}' does nothing "
             "with precision = 'fp32' and frozen-precision = 'fp32'"
+        )
+
+
+def _check_clock(settings: Settings) -> None:
+    """Refuse settings that do nothing on the run's clock, or that it cannot keep."""
+    if settings.clock == "rounds":
+        for key, usual in EVENT_SETTINGS.items():
+            if getattr(settings, key) != usual:
+                raise SettingError(f"{key} = {getattr(settings, key)} needs clock = 'events'")
+        return
+    if settings.buffer is not None and settings.interval is not None:
+        raise SettingError(
+            f"buffer = {settings.buffer} cannot be combined with interval = {settings.interval}: "
+            "the server steps by one of them"
+        )
+    if settings.concurrency is not None and settings.concurrency > settings.devices:
+        raise SettingError(
+            f"concurrency = {settings.concurrency} is more than the fleet (devices = {settings.devices})"
+        )
+    if settings.over_select != 1:
+        raise SettingError(
+            f"over-select = {settings.over_select:g} needs clock = 'rounds': with events nobody is waited for"
+        )
+    if settings.dp_clip is not None:
+        raise SettingError(
+            f"dp-clip = {settings.dp_clip:g} needs clock = 'rounds': epsilon counts one reply per device and round"
         )
 
 
@@ -635,6 +705,55 @@ def parse_drift(text: str) -> tuple[float, float] | None:
 
 
 @cache
+def parse_interval(text: str) -> tuple[float | None, float | None]:
+    """Virtual seconds, or the share of the fleet that needs no more than the interval; the other one is None.
+
+    >>> parse_interval("30"), parse_interval("fastest:0.5")
+    ((30.0, None), (None, 0.5))
+    """
+    name, colon, number = text.partition(":")
+    if not colon:
+        return parse_number("interval", text), None
+    share = parse_number("interval", number) if name == "fastest" else math.nan
+    if not 0 < share <= 1:
+        raise SettingError(
+            f"interval = '{text}' must be a number of seconds, or fastest:SHARE with a share > 0 and <= 1"
+        )
+    return None, share
+
+
+@cache
+def parse_staleness(text: str) -> Callable[[int], float]:
+    """What a reply counts by the number of server steps that it is late; 1 where it is not (FedAsync, section 5.2).
+
+    >>> [parse_staleness("polynomial:0.5")(late) for late in (0, 3)]
+    [1.0, 0.5]
+    >>> [parse_staleness("hinge:10,4")(late) for late in (0, 4, 5)]
+    [1.0, 1.0, 0.09090909090909091]
+    >>> parse_staleness("constant")(9)
+    1.0
+    """
+    name, _, rest = text.partition(":")
+    counts = {"constant": 0, "polynomial": 1, "hinge": 2}
+    try:
+        numbers = [float(part) for part in rest.split(",")] if rest else []
+    except ValueError:
+        numbers = [math.nan]
+    right = all(math.isfinite(number) and number >= 0 for number in numbers)
+    if len(numbers) != counts.get(name) or not right:
+        raise SettingError(
+            f"staleness = '{text}' must be constant, polynomial:A or hinge:A,B with numbers >= 0"
+        )
+    if name == "polynomial":
+        # s(τ) = (1 + τ)^-a
+        return lambda late: float((1 + late) ** -numbers[0])
+    if name == "hinge":
+        # s(τ) = 1 up to b, then 1 / (a (τ - b) + 1)
+        return lambda late: 1.0 if late <= numbers[1] else 1 / (numbers[0] * (late - numbers[1]) + 1)
+    return lambda late: 1.0
+
+
+@cache
 def parse_precision_seconds(text: str) -> Mapping[str, float]:
     """The seconds of an operation in each precision, relative to fp32's.
 
@@ -672,6 +791,8 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "budget": parse_budget,
     "public": parse_public,
     "drift": parse_drift,
+    "interval": parse_interval,
+    "staleness": parse_staleness,
     "precision_seconds": parse_precision_seconds,
 }
 """Settings written in a small language of their own: what does not parse is refused when it is given."""

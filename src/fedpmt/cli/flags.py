@@ -50,6 +50,7 @@ GROUPS = {
         "failure",
         "over_select",
     ),
+    "The clock": ("clock", "buffer", "interval", "concurrency", "staleness"),
     "Who trains what": (
         "assign",
         "deadline",
@@ -111,6 +112,7 @@ METAVARS = {
     "weights": "pretrained|random|FILE",
     "clients": "MODULE:FUNCTION",
     "layers": "A,B,...",
+    "interval": "SECONDS|fastest:SHARE",
     **dict.fromkeys(("fleet", "availability_trace", "speed_trace"), "FILE"),
 }
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")

@@ -52,7 +52,8 @@ class MeanFold(Fold[Averaged]):
         self._mean = CoverageMean(state.tensors, rule)
 
     def add(self, reply: Reply) -> None:
-        self._mean.add(reply.part, reply.tensors[UPDATE], weight_of(self._weight, reply.samples))
+        weight = weight_of(self._weight, reply.samples)
+        self._mean.add(reply.part, reply.tensors[UPDATE], weight, reply.discount)
 
     def finish(self, server: Server) -> Step[Averaged]:
         state = self._state

@@ -46,6 +46,9 @@ METHODS = {
     "fedgen": ("fedpmt.methods.fedgen", "FedGen"),
     "fedra": ("fedpmt.methods.fedra", "FedRA"),
     "flexlora": ("fedpmt.methods.flexlora", "FlexLoRA"),
+    "fedasync": ("fedpmt.methods.fedasync", "FedAsync"),
+    "fedbuff": ("fedpmt.methods.fedbuff", "FedBuff"),
+    "timelyfl": ("fedpmt.methods.timelyfl", "TimelyFL"),
 }
 
 

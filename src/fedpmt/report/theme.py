@@ -26,11 +26,12 @@ R = TypeVar("R")
 INK, MUTED, GRID, PAPER, TRACK = "#1b2331", "#566173", "#dfe4ea", "#fefefe", "#e9edf1"
 # Okabe and Ito's colours: told apart with any kind of colour blindness. Black is the text's, yellow is too light.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-SHAPES = ("o", "s", "^")
+SHAPES = ("o", "s", "^", "D")
 SIGNS = {
     "fedpmt": (0, 0), "fedavg": (1, 0), "feddrop": (2, 0), "scaffold": (3, 0), "fedprox": (4, 0), "heterofl": (5, 0),
     "slimfl": (0, 1), "prunefl": (1, 1), "fedmp": (2, 1), "fedrolex": (3, 1), "fjord": (4, 1), "ist": (5, 1),
     "comet": (0, 2), "fedgkt": (1, 2), "fedgen": (2, 2), "feddf": (3, 2), "fedra": (4, 2), "flexlora": (5, 2),
+    "fedasync": (3, 3), "fedbuff": (4, 3), "timelyfl": (5, 3),
 }  # fmt: skip
 """Numbers of a method's colour and shape: both together tell all methods apart."""
 

@@ -30,8 +30,15 @@ def record_round(
                     coverage[layer] += trained
         elif one.seconds:
             spent = max(0.0, verdict.round_seconds - one.base_seconds)
+            if one.started is not None:
+                spent = federation.settings.deadline or one.seconds
             wasted += one.base_operations + one.usage.operations * min(1.0, spent / one.seconds)
-        devices.append(record_device(federation, one, outcome))
+        device = record_device(federation, one, outcome)
+        if one.started is not None:
+            late = progress.rounds - 1 - one.version if outcome == "arrived" else None
+            timed = {"started": one.started, "version": one.version, "staleness": late}
+            device = device.model_copy(update=timed)
+        devices.append(device)
     return RoundRecord(
         round=progress.rounds,
         virtual_seconds=progress.virtual_seconds,

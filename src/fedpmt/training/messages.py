@@ -72,6 +72,9 @@ class Reply:
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    staleness: int = 0  # server steps since the model that it started from; the clock stamps these three, too
+    discount: float = 1.0  # what the run's rule makes of the staleness: the update counts times this
+    sent: Tensors | None = None  # the weights that it started from, where the server has taken steps since
 
     @property
     def update(self) -> Tensors:
