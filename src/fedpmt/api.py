@@ -795,7 +795,7 @@ def _check_clock(settings: Settings, method: Method[Any, Any]) -> None:
         raise SettingError(f"interval = none: {name} fits work to it (e.g. clock = 'events', interval = 30)")
     why = traits.needs_round
     if not isinstance(method, PartAveraging):
-        why = "it does not average parts"
+        why = "its server needs the replies of a round together"
     elif traits.keeps:
         why = f"its devices keep {traits.keeps}"
     if why and settings.clock == "events":

@@ -71,7 +71,9 @@ class Traits:
     budget: Mapping[Resource, Action] = field(default_factory=dict)  # where it says nothing: not at all
     under_budget: Mapping[str, Any] = field(default_factory=dict)  # settings on which a budget can act
     needs_round: str = ""  # why replies cannot be folded as they arrive on a clock of events, in words
-    events: Mapping[str, Any] = field(default_factory=dict)  # settings of the clock of events, if that is its usual one
+    events: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # settings of the clock of events, if that is its usual one
 
     def action(self, resource: Resource) -> Action:
         """How a budget of this resource acts."""
@@ -108,7 +110,9 @@ class Round:
     index: int  # t, from 0
     price: PriceOf
     rng: Seeds  # one generator per purpose and device, of this round
-    cohort: tuple[int, ...] = ()  # S, the devices that are asked, in order; with events, in `fold`, who has ended
+    cohort: tuple[
+        int, ...
+    ] = ()  # S, the devices that are asked, in order; with events, in `fold`, who has ended
     interval: float = math.inf  # virtual seconds from one server step to the next, where these are fixed
 
 

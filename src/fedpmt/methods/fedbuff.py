@@ -1,6 +1,6 @@
 """FedBuff: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", 2022.
 
-Replies go to a buffer as they arrive. When it holds K of them, the server steps by their mean; a late reply counts less:
+Replies go to a buffer as they arrive. When it holds K, the server steps by their mean, in which late ones count less:
 
     w <- w + η_g (1/K) Σ_k s(t - τ_k) Δ_k,   s(τ) = 1 / sqrt(1 + τ)
 """

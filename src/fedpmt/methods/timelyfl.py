@@ -1,8 +1,8 @@
-"""TimelyFL: Zhang et al., "TimelyFL: Heterogeneity-aware Asynchronous Federated Learning with Adaptive Partial Training",
-2023.
+"""TimelyFL: Zhang et al., "TimelyFL: Heterogeneity-aware Asynchronous Federated Learning with Adaptive Partial
+Training", 2023.
 
-The server steps in fixed intervals, as long as the k-th fastest device needs for a whole local round. Each device is asked
-for what it can do in one of them: more epochs where it is fast, the last layers alone where it is slow:
+The server steps in fixed intervals, as long as the k-th fastest device needs for a whole local round. Each device is
+asked for what it can do in one of them: more epochs where it is fast, the last layers alone where it is slow:
 
     E_k = max(1, ⌊(T - t_com) / t_epoch⌋);   where t_com + t_epoch > T, the deepest suffix that fits into T
 """

@@ -1,4 +1,4 @@
-"""A clock of events: devices start when they are free, replies arrive when they are finished, the server steps by its rule.
+"""A clock of events: devices start when free, replies arrive when they are ready, and the server steps by its rule.
 
 How long a device takes is known when it starts, so a server step can be laid out before anybody trains: who starts from
 which version of the model, who ends when, and whose replies are folded. What is in the air between two steps are plain
@@ -103,7 +103,9 @@ class EventClock:
         due = now + self._federation.interval
         step = _Step(progress, flights, now, due, list(flights.devices), started=flights.started)
         while step.turn == 0 or self._goes_on(step):
-            if step.turn == 0 or math.isinf(due):  # with an interval, work is handed out when the server steps
+            if step.turn == 0 or math.isinf(
+                due
+            ):  # with an interval, work is handed out when the server steps
                 self._start(step)
             self._end_next(step)
         assignments = [self._assignment(progress, flight) for flight in step.ended]
@@ -189,7 +191,9 @@ class EventClock:
         ends = started + one.base_seconds + seconds
         gets_base = bool(one.base_bytes or one.base_operations)
         device = one.device
-        return Flight(ends, number, device.id, device.level, one.version, one.turn, started, outcome, gets_base)
+        return Flight(
+            ends, number, device.id, device.level, one.version, one.turn, started, outcome, gets_base
+        )
 
     def _assignment(self, progress: Progress, flight: Flight) -> Assignment:
         """What a device was asked to do; after a resume it is found again from the model that it started from."""
