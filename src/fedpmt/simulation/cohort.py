@@ -106,19 +106,23 @@ def _available(
     fleet: Fleet, members: np.ndarray | None, count: int, rng: np.random.Generator, busy: Collection[int] = ()
 ) -> np.ndarray:
     """Up to `count` devices that can be reached, without a look at the whole population unless it was traced."""
+    if not count and busy:
+        return np.array([], dtype=np.int64)
     if fleet.reachable is not None:
         members = np.flatnonzero(fleet.reachable) if members is None else members[fleet.reachable[members]]
     population = len(fleet) if members is None else len(members)
     key = 0 if fleet.availabilities is None else int(rng.integers(2**63))
-    # The first that are drawn and not busy are as good as a draw from the others alone, which nobody has listed.
-    polled = min(population, count + len(busy))
+    polled = min(population, count)
     while True:
         drawn = rng.choice(population, size=polled, replace=False)
         drawn = drawn if members is None else members[drawn]
         if busy:
             drawn = np.array([device for device in drawn if device not in busy], dtype=drawn.dtype)
         if fleet.availabilities is None:
-            return drawn[:count]
+            if len(drawn) >= count or polled == population:
+                return drawn[:count]
+            polled = min(population, 2 * polled + 8)
+            continue
         # By device, not by poll: who cannot be reached stays so when more are polled.
         chance = [np.random.default_rng((key, int(device))).random() for device in drawn]
         reachable = drawn[chance < fleet.availabilities[drawn]]
