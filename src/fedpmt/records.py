@@ -33,6 +33,9 @@ CHECKPOINT, MODEL_FILE, DEVICES = "checkpoint.safetensors", "model.safetensors",
 EXECUTION = frozenset({"workers", "checkpoint_seconds", "data_dir"})
 """Settings that say how a run is computed, not what: they may differ when it is resumed."""
 
+EVENTS = ("buffer", "interval", "concurrency", "staleness")
+"""Settings that say how a clock of events goes; without one they have their defaults."""
+
 ACCURACY = "accuracy"
 """The name of the one score that is a share of samples and is shown in percent."""
 

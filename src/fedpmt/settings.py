@@ -24,7 +24,7 @@ from fedpmt.data.registry import default_for, find_dataset, is_own, spellings
 from fedpmt.data.spec import held_out, parse_public
 from fedpmt.models.nets import NETS, PRETRAINED, RANDOM, TASKS, WHOLE, Net, Task
 from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
-from fedpmt.records import EXECUTION
+from fedpmt.records import EVENTS, EXECUTION
 from fedpmt.resources import BudgetSetting, parse_budget
 from fedpmt.types import Scalar, SettingError, Table
 
@@ -47,9 +47,6 @@ SERVER_USES = {
 LOWER_PRECISIONS = ("bf16", "int8")
 STALENESS = "polynomial:0.5"
 """What a late reply counts where nothing else is said: 1 / sqrt(1 + staleness), as in FedBuff."""
-
-EVENT_SETTINGS = {"buffer": None, "interval": None, "concurrency": None, "staleness": STALENESS}
-"""Settings of the clock of events, and their values on a clock of rounds."""
 
 PRECISION_SECONDS = "bf16=1,int8=1/2"
 """An assumption: 8 bits are taken to be twice as fast as 32, and 16 bits, which many devices lack, no faster."""
@@ -562,8 +559,8 @@ def _check_precision(settings: Settings) -> None:
 def _check_clock(settings: Settings) -> None:
     """Refuse settings that do nothing on the run's clock, or that it cannot keep."""
     if settings.clock == "rounds":
-        for key, usual in EVENT_SETTINGS.items():
-            if getattr(settings, key) != usual:
+        for key in EVENTS:
+            if getattr(settings, key) != Settings.model_fields[key].default:
                 raise SettingError(f"{key} = {getattr(settings, key)} needs clock = 'events'")
         return
     if settings.buffer is not None and settings.interval is not None:

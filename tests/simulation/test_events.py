@@ -18,6 +18,8 @@ from fedpmt import api
 from fedpmt.data.sets import embedded
 from fedpmt.methods.registry import METHODS, method_class
 from fedpmt.records import CHECKPOINT
+from fedpmt.report.figures import busy, choose_round
+from fedpmt.report.groups import group_runs
 from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.checkpoint import read_value
 from fedpmt.testing.bench import Bench, samples
@@ -303,6 +305,31 @@ def test_a_device_that_starts_twice_from_one_version_does_other_work(tmp_path: P
     assert len(sums) == 3
 
 
+def test_a_report_shows_overlaps_and_names_clocks_in_few_words() -> None:
+    runs = [
+        fedpmt.run("fedavg", **SMALL),
+        fedpmt.run("fedbuff", **SMALL, buffer=3),
+        fedpmt.run("timelyfl", **SMALL),
+    ]
+    assert [group.line for group in group_runs(runs)] == [
+        "fedavg · clock rounds",
+        "fedbuff · clock events · buffer 3",
+        "timelyfl · clock events · interval fastest:0.5",
+    ]
+    assert [group.line for group in group_runs(runs[:2])] == [
+        "fedavg · clock rounds",
+        "fedbuff · clock events",
+    ]
+    alone, stepped, _ = choose_round(runs)
+    assert alone == runs[0].rounds[-1]
+    assert [one.device for one in stepped.devices] == [one.device for one in replies(runs[1])]
+    assert stepped.round_seconds == runs[1].rounds[-1].virtual_seconds
+    figure = busy(runs)
+    bars = [bar for bar in figure.axes[1].patches if bar.get_width() > 0]
+    shown = sorted(round(60 * bar.get_x()) for bar in bars)
+    assert {round(one.started or 0.0) for one in replies(runs[1])} <= set(shown)
+
+
 # What it refuses, and what it costs
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -361,21 +388,20 @@ def test_a_step_costs_what_its_replies_cost_in_a_fleet_of_a_million(tmp_path: Pa
     events = {"clock": "events", "buffer": 20, "concurrency": 100}
     rates: list[list[float]] = [[], []]
     with contextlib.ExitStack() as stack:
-        played = []
+        federations, reached = [], []
         for given in ({"clock": "rounds"}, events):
             begun = time.monotonic()
             settings = api.settings_of({"method": "fedbuff", "eval_every": 1000, **fleet, **given})
             problem, method = api.task_problem(settings), api.method_of(settings)
-            federation = stack.enter_context(assemble(settings, problem, method, tmp_path))
-            played.append((federation, federation.play(federation.start())[0]))
+            federations.append(stack.enter_context(assemble(settings, problem, method, tmp_path)))
+            reached.append(federations[-1].play(federations[-1].start())[0])
             assert time.monotonic() - begun < 20
         # In turn, since what a second is worth changes from one to the next.
         for _ in range(10):
-            for place, (federation, progress) in enumerate(played):
+            for place, federation in enumerate(federations):
                 first, counted = time.process_time(), 0
                 for _ in range(3):
-                    progress, record = federation.play(progress)
+                    reached[place], record = federation.play(reached[place])
                     counted += len(record.devices)
                 rates[place].append(counted / (time.process_time() - first))
-                played[place] = federation, progress
     assert max(rates[1]) >= 0.9 * max(rates[0]), rates
