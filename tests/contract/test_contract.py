@@ -32,7 +32,7 @@ from fedpmt.training.server import Yogi
 from support import STAGES
 
 SHARED = {"depths": None, "splitting": "server"}
-ENOUGH = {"fjord": 24, "comet": 80, "fedgkt": 6, "prunefl": 24}
+ENOUGH = {"fjord": 24, "comet": 80, "fedgkt": 6, "prunefl": 24, "fedasync": 120}
 """That a method needs to get off the ground, where narrow nets learn little at first, or one device is alone."""
 
 ALONE = ("comet",)
@@ -218,7 +218,7 @@ def test_methods_without_state_leave_no_device_files(tmp_path: Path) -> None:
 
 
 GUESS = 0.1
-SLOW_STARTERS = {"comet": 100, "feddf": 100, "prunefl": 100}
+SLOW_STARTERS = {"comet": 100, "feddf": 100, "prunefl": 100, "fedasync": 300}
 """Rounds for methods that need the default number; the others are clear of a guess after fewer."""
 
 
