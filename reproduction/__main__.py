@@ -20,11 +20,12 @@ from fedpmt.cli.show import say
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
+    from fedpmt.settings import Settings
     from reproduction.artefact import Artefact
     from reproduction.library import Library
     from reproduction.paper import Experiment, Scope
 
-FETCHED = ("people", "fine-tuning")
+FETCHED = ("people", "fine-tuning", "tuned-cifar10", "ablation")
 """Pages whose data no package brings along: `all --quick` leaves them out, by themselves they are of a few rounds."""
 
 PROGRAM = "python -m reproduction"
@@ -38,6 +39,9 @@ PAGES = {
     "rivals": "Methods that exchange weights, at equal operations.",
     "people": "Devices that are people: 30 people's phones, and 138 roles of Shakespeare's.",
     "fine-tuning": "Pretrained models: MobileNetV2 on CIFAR-10 and MiniLM on Reuters' news.",
+    "tuned-embedded": "All methods at rates chosen on validation data: embedded images.",
+    "tuned-cifar10": "All methods at rates chosen on validation data: CIFAR-10.",
+    "ablation": "FedPMT with one ingredient changed at a time: embedded images and CIFAR-10.",
 }
 
 app = typer.Typer(
@@ -199,23 +203,15 @@ def _produce(
 ) -> list[Artefact]:
     """Play what is missing, pack it, publish the pages, and list what was written."""
     from reproduction.artefact import publish, write_verdicts
-    from reproduction.library import name_of, progress
 
-    wanted = {experiment.name: experiment.runs(scope) for experiment in experiments}
-    every = [settings for runs in wanted.values() for settings in runs]
-    missing = library.missing(every)
-    if not draw_only and missing:
-        say(f"{len(missing)} runs to play, of {len({name_of(one) for one in every})}")
-        try:
-            with progress(len(missing)) as report:
-                library.play(every, report)
-        except KeyboardInterrupt:
-            say("interrupted; the same command continues where it stopped")
-            raise
-    for name, runs in wanted.items():
-        packed = library.pack(name, runs)
-        if packed is not None:
-            say(str(packed))
+    for runs_of in (lambda one: one.runs(scope), lambda one: one.then(library, scope)):
+        wanted = {experiment.name: runs_of(experiment) for experiment in experiments}
+        if not draw_only:
+            _play(library, [settings for runs in wanted.values() for settings in runs])
+        for name, runs in wanted.items():
+            packed = library.pack(name, runs)
+            if packed is not None:
+                say(str(packed))
     made = [_made(experiment, library, scope) for experiment in experiments]
     for artefact in made:
         for path in publish(artefact, out):
@@ -226,10 +222,26 @@ def _produce(
     return made
 
 
+def _play(library: Library, wanted: Sequence[Settings]) -> None:
+    """Play those that are missing."""
+    from reproduction.library import name_of, progress
+
+    missing = library.missing(wanted)
+    if not missing:
+        return
+    say(f"{len(missing)} runs to play, of {len({name_of(one) for one in wanted})}")
+    try:
+        with progress(len(missing)) as report:
+            library.play(wanted, report)
+    except KeyboardInterrupt:
+        say("interrupted; the same command continues where it stopped")
+        raise
+
+
 def _made(experiment: Experiment, library: Library, scope: Scope) -> Artefact:
     """A page drawn while some of its runs are missing names the command that draws it so."""
     artefact = experiment.make(library, scope)
-    if not library.missing(experiment.runs(scope)):
+    if not library.missing([*experiment.runs(scope), *experiment.then(library, scope)]):
         return artefact
     return replace(artefact, command=f"{artefact.command} --draw-only")
 

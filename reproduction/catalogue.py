@@ -12,6 +12,7 @@ from reproduction.leaderboard import RIVALS
 from reproduction.natural import REAL_CLIENTS, TUNING
 from reproduction.paper import Experiment
 from reproduction.studies import STUDIES_EXPERIMENT
+from reproduction.tuned import ABLATION, CIFAR10, EMBEDDED
 
 if TYPE_CHECKING:
     from reproduction.artefact import Artefact
@@ -37,5 +38,8 @@ EXPERIMENTS = {
         RIVALS,
         REAL_CLIENTS,
         TUNING,
+        EMBEDDED.experiment,
+        CIFAR10.experiment,
+        ABLATION.experiment,
     )
 }

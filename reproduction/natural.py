@@ -261,6 +261,24 @@ def _sentence(rows: Sequence[Mapping[str, Any]], contest: Contest) -> str:
 
 
 @themed
+def draw_panels(panels: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> Figure:
+    """Accuracy against virtual time, a panel for each case."""
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = new_figure(6.4 * columns, 4.4 * rows)
+    every = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, (title, found) in zip(every, panels.items(), strict=False):
+        for number, (name, runs) in enumerate(found.items()):
+            _line(axes, name, runs, PALETTE[number % len(PALETTE)])
+        axes.set(xlabel="virtual minutes", ylabel="test accuracy", title=title)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.legend(loc="lower right", fontsize="small")
+    for axes in list(figure.axes)[len(panels) :]:
+        axes.remove()
+    return figure
+
+
+@themed
 def draw(contest: Contest, found: Mapping[str, Sequence[RunRecord]]) -> Figure:
     """Accuracy against virtual time, and over levels."""
     has_levels = any(run.result and run.result.clients for runs in found.values() for run in runs)

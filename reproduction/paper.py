@@ -77,6 +77,9 @@ class Experiment:
     about: str
     runs: Callable[[Scope], list[Settings]]
     make: Callable[[Library, Scope], Artefact]
+    then: Callable[[Library, Scope], list[Settings]] = (
+        lambda library, scope: []
+    )  # runs that depend on the first ones
 
 
 def ranges(seeds: Sequence[int]) -> str:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 OWN_DATA = "arrays"
 CUSTOM = "custom"
-SHARED = ("depths", "splitting", "server")
+SHARED = ("depths", "splitting", "plan", "server")
 """Fields of a method that are settings of the run: its value there, where it has such a field."""
 
 Layers: TypeAlias = Sequence[str | Sequence[str]]
@@ -283,14 +283,22 @@ def compare_requests(
     # What one method needs is held out for all: their devices hold the same data.
     given = with_public(settings, names)
     options = given.pop("options", None) or {}
+    planned = [_has_plan(name) for name in names]
     found = []
     for seed in seeds:
         for position, (name, method) in enumerate(zip(names, methods, strict=True)):
-            mine = options_for(name, options, names)
-            request = make_request(method, {**given, "options": mine, "seed": seed}, own)
+            mine = {**given, "options": options_for(name, options, names), "seed": seed}
+            if any(planned) and not planned[position]:
+                # It is meant for those that have one.
+                mine.pop("plan", None)
+            request = make_request(method, mine, own)
             number = f"{position + 1}-" if names.count(name) > 1 else ""
             found.append((f"{number}{slug(name)}-seed{seed}", request))
     return found
+
+
+def _has_plan(name: str) -> bool:
+    return any(field.name == "plan" for field in dataclasses.fields(method_class(name)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -701,6 +709,7 @@ def shared_of(settings: Settings) -> dict[str, Any]:
     shared: dict[str, Any] = {
         "depths": settings.depths,
         "splitting": settings.splitting,
+        "plan": settings.plan,
         "server": make_server(
             settings.server_optimizer,
             settings.server_lr,
@@ -720,19 +729,8 @@ def method_of(settings: Settings) -> Method[Any, Any]:
     return create(settings.method, settings.options, shared_of(settings))
 
 
-def check(
-    settings: Settings, *, method: Method[Any, Any] | None = None, score_name: str | None = ACCURACY
-) -> None:
-    """Refuse what can be known to be wrong before torch or data is loaded.
-
-    A method may be given as a value; `score_name` is None where it is not known yet what a target is of.
-    """
-    from fedpmt.data.partition import check_spec
-    from fedpmt.data.public import check_public
-    from fedpmt.devices.fleet import make_fleet
-    from fedpmt.devices.traces import check_traces
-
-    chosen = method or method_of(settings)
+def _check_method(settings: Settings, chosen: Method[Any, Any]) -> None:
+    """Refuse settings that the method cannot be combined with."""
     used, name = chosen.traits, settings.method
     if settings.splitting == "device" and used.needs_speeds:
         raise SettingError(f"splitting = 'device': {name} needs speeds that the server does not know then")
@@ -762,10 +760,29 @@ def check(
             "it does not average parts"
         )
     _check_clock(settings, chosen)
-    check_spec(settings.partition, settings.amounts)
-    check_public(settings.public, settings.data)
+    if settings.plan != "paper" and not hasattr(chosen, "plan"):
+        raise SettingError(f"plan = '{settings.plan}' is FedPMT's; {name} has no plan to choose")
     if used.needs_public and settings.public == "none":
         raise SettingError(f"public = 'none': {name} needs public data (e.g. {HELD_OUT['public']})")
+    if used.needs_validation and settings.score_on == "validation":
+        raise SettingError(f"score-on = 'validation': {name} trains with these samples (allowed: test)")
+
+
+def check(
+    settings: Settings, *, method: Method[Any, Any] | None = None, score_name: str | None = ACCURACY
+) -> None:
+    """Refuse what can be known to be wrong before torch or data is loaded.
+
+    A method may be given as a value; `score_name` is None where it is not known yet what a target is of.
+    """
+    from fedpmt.data.partition import check_spec
+    from fedpmt.data.public import check_public
+    from fedpmt.devices.fleet import make_fleet
+    from fedpmt.devices.traces import check_traces
+
+    _check_method(settings, method or method_of(settings))
+    check_spec(settings.partition, settings.amounts)
+    check_public(settings.public, settings.data)
     fleet = make_fleet(settings)
     check_traces(settings)
     if settings.limits is not None:

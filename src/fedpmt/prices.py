@@ -130,13 +130,18 @@ def plan(
         [(0.5, 1), (1.0, 2)]
     """
     from fedpmt.devices.fleet import make_fleet
+    from fedpmt.methods.fedpmt import FedPMT
+    from fedpmt.methods.registry import typed_options
     from fedpmt.pricing.plan_table import plan_table
     from fedpmt.simulation.assemble import plan as make_plan
 
     name, resolved, problem = _priced(model, example, layers, settings)
     fleet = make_fleet(resolved)
     planner = make_plan(resolved, problem, fleet)
-    return plan_table(name, planner, fleet, resolved.samples, resolved.deadline)
+    share = None if resolved.plan == "paper" else FedPMT(**typed_options("fedpmt", resolved.options)).share  # type: ignore[arg-type]
+    return plan_table(
+        name, planner, fleet, resolved.samples, resolved.deadline, plan=resolved.plan, share=share
+    )
 
 
 def profile(

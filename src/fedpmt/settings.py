@@ -141,6 +141,10 @@ class Settings(BaseModel):
         lt=1,
         description="share of the training set that the server alone has, with labels; methods that need some: 0.01",
     )
+    score_on: Literal["test", "validation"] = Field(
+        "test",
+        description="what scores are of: the test set, or the validation data, by which settings may be chosen",
+    )
     devices: int = Field(0, ge=1, description="size of the fleet |K|")
     samples: int = Field(
         0,
@@ -223,6 +227,11 @@ class Settings(BaseModel):
     )
     depths: int | None = Field(
         None, ge=1, description="number of depths |I|; default: the paper's larger one, else one per layer"
+    )
+    plan: Literal["paper", "traded", "rotated"] = Field(
+        "paper",
+        description="what FedPMT does with a device's budget: the deepest part in all steps, as in the paper; a deeper "
+        "one in fewer steps; or the same, and now and then all layers",
     )
     splitting: Literal["server", "device"] = Field(
         "server", description="who chooses the depth: Option I or Option II"
@@ -430,6 +439,8 @@ class Settings(BaseModel):
             raise SettingError(
                 f"budget = '{self.budget}' is refused with mode = '{self.mode}': it needs mode = 'exact'"
             )
+        if self.score_on == "validation" and not self.validation:
+            raise SettingError("score-on = 'validation' needs validation data, e.g. --validation 0.1")
         _check_precision(self)
         _check_clock(self)
         _check_traces(self)
@@ -475,6 +486,7 @@ class RunSettings(TypedDict, total=False):
     partition_seed: int
     public: str
     validation: float
+    score_on: Literal["test", "validation"]
     devices: int
     samples: int
     cohort: int
@@ -499,6 +511,7 @@ class RunSettings(TypedDict, total=False):
     mode: Literal["exact", "paper"]
     prefix: Literal["auto", "cache", "recompute"]
     depths: int | None
+    plan: Literal["paper", "traded", "rotated"]
     splitting: Literal["server", "device"]
     speeds: Literal["stated", "measured"]
     speed_weight: float

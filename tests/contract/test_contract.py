@@ -133,8 +133,10 @@ def test_the_first_failing_check_is_told_and_a_sound_method_passes() -> None:
         Composed(parts=FedPMT(), mean="fill"),
         Composed(parts=HeteroFL(masked=False)),
         FedPMT(server=Yogi()),
+        FedPMT(plan="traded"),
+        FedPMT(plan="rotated"),
     ],
-    ids=["parts-local", "parts-mean", "parts", "server"],
+    ids=["parts-local", "parts-mean", "parts", "server", "traded", "rotated"],
 )
 def test_compositions_keep_the_contract(method: Any) -> None:
     check_method(method, checks=ON_A_BENCH)

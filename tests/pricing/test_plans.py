@@ -108,6 +108,117 @@ def test_a_run_says_which_layers_nobody_trains(
     assert bool(never) == bool(layers)
 
 
+# Depths 1 to 4 of FCNN-MNIST take 0.419, 0.487, 0.636 and 1 of the full model's operations.
+TRADED = [
+    # Level 1 has 10 s x 0.419 x 5 = 21 s, which is 0.42 of the full model's steps and 0.66 of depth 3's.
+    (0.5, [3, 4, 4, 4, 4], [15, 12, 16, 24, 24]),
+    (0.7, [2, 3, 3, 4, 4], [20, 19, 24, 24, 24]),
+    (1.0, [1, 2, 3, 4, 4], [24, 24, 24, 24, 24]),
+    (0.0, [4, 4, 4, 4, 4], [10, 12, 16, 24, 24]),
+]
+
+
+@pytest.mark.parametrize(("share", "depth", "steps"), TRADED)
+def test_a_traded_plan_is_the_deepest_part_that_leaves_a_share_of_the_steps(
+    share: float, depth: list[int], steps: list[int]
+) -> None:
+    table = fedpmt.plan(plan="traded", samples=240, batch=10, options={"share": share})
+    assert depths(table) == depth
+    assert [row.steps for row in table.devices] == steps
+    assert all(row.all_steps == 24 and row.fits and row.steps >= share * 24 for row in table.devices)
+    # One layer more would leave too few of them.
+    assert all(row.deeper_steps is None or row.deeper_steps < share * 24 for row in table.devices)
+    assert table.round_seconds <= fedpmt.plan(samples=240, batch=10).round_seconds * (1 + 1e-9)
+
+
+def traded(**given: Any) -> RunRecord:
+    return api.run("fedpmt", **{**SMALL, "plan": "traded", "batch": 5, **given})
+
+
+def hashes(*runs: RunRecord) -> set[str]:
+    return {run.result.weights_sha256 for run in runs if run.result is not None}
+
+
+def test_traded_plans_reduce_to_the_papers_and_to_fedavg() -> None:
+    """With all steps or none to lose, or devices that can do everything, there is nothing to trade."""
+    paper = api.run("fedpmt", **SMALL, batch=5, budget="operations")
+    assert len(hashes(paper, traded(options={"share": 1.0}, budget="operations"))) == 1
+    assert len(hashes(paper, traded(budget="operations"))) == 2
+    assert len(hashes(api.run("fedavg", **SMALL, batch=5), traded(levels="1"))) == 1
+
+
+@pytest.mark.parametrize("plan", ["traded", "rotated"])
+@pytest.mark.parametrize("budget", ["operations", "time", "operations=0.3", "memory=4MB"])
+def test_no_device_exceeds_its_budget(plan: str, budget: str) -> None:
+    run = traded(plan=plan, budget=budget, epochs=2, options={"every": 2} if plan == "rotated" else {})
+    devices = [device for step in run.rounds for device in step.devices]
+    assert devices
+    assert not any(device.over_budget for device in devices)
+
+
+def test_a_device_too_slow_for_anything_takes_part_with_fewer_samples() -> None:
+    """Its smallest part takes 21 s; within 6 s it takes one step of four, and arrives."""
+    given: dict[str, Any] = {"levels": "1/5,1", "deadline": 6.0}
+    late, counted = api.run("fedpmt", **SMALL, batch=5, **given), traded(**given)
+    outcomes = [{one.level: one.outcome for one in run.rounds[0].devices} for run in (late, counted)]
+    assert outcomes == [{1: "late", 2: "arrived"}, {1: "arrived", 2: "arrived"}]
+    assert {one.part for one in counted.rounds[0].devices if one.level == 1} == {"depth 1, 1 of 4 steps"}
+
+
+def test_a_rotated_plan_trains_all_layers_as_often_as_it_says() -> None:
+    run = traded(plan="rotated", budget="operations", rounds=100, levels="1/5,1", options={"every": 3})
+    parts = [device.part for step in run.rounds for device in step.devices if device.level == 1]
+    share = sum(part.startswith("depth 4") for part in parts) / len(parts)
+    assert share == pytest.approx(1 / 3, abs=0.07)
+
+
+def test_fewer_steps_cost_what_they_compute() -> None:
+    """Kept outputs of frozen layers are made once for the samples that are seen, whatever the number of steps."""
+    settings = api.settings_of({**SMALL, "epochs": 4, "batch": 5, "prefix": "cache", "method": "fedpmt"})
+    planner = plan(settings, api.paper_problem_of(settings), make_fleet(settings))
+    part, price = planner.depths[0], planner.price
+    meter, cost = planner.meter(Device(0, 1, 1.0), 20), price(part)
+    batches, rest = 4, cost.operations - cost.prefix
+    for steps in (1, 4, 8, 16):
+        expected = min(steps, batches) * cost.prefix + steps * rest
+        assert meter.usage(part, steps).operations == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "reason"),
+    [
+        ("fedavg", {"plan": "traded"}, "plan = 'traded' is FedPMT's; fedavg has no plan"),
+        ("fedpmt", {"plan": "traded", "splitting": "device"}, "needs speeds that the server does not know"),
+        ("fedpmt", {"plan": "deep"}, "plan"),
+        ("fedpmt", {"plan": "traded", "options": {"share": 2}}, "share must be >= 0 and <= 1"),
+        ("fedpmt", {"plan": "rotated", "options": {"every": 0}}, "every must be >= 1"),
+        ("fedpmt", {"score_on": "validation"}, "needs validation data"),
+    ],
+)
+def test_plans_that_cannot_be(method: str, given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SettingError, match=reason):
+        api.run(method, **{**SMALL, **given})
+
+
+def test_in_a_comparison_a_plan_is_for_those_that_have_one() -> None:
+    runs = fedpmt.compare(["fedpmt", "fedavg"], **{**SMALL, "plan": "traded", "batch": 5})
+    assert {run.settings["method"]: run.settings["plan"] for run in runs} == {
+        "fedpmt": "traded",
+        "fedavg": "paper",
+    }
+
+
+def test_scores_of_validation_data_are_not_of_the_test_set() -> None:
+    given: dict[str, Any] = {**SMALL, "data": "embedded", "validation": 0.2, "samples": 20}
+    tested, validated = (api.run("fedavg", **given, score_on=one) for one in ("test", "validation"))
+    assert len(hashes(tested, validated)) == 1
+    assert tested.result is not None
+    assert validated.result is not None
+    assert tested.result.score != validated.result.score
+    # A fifth of 4,000 images.
+    assert (validated.result.score * 800) % 1 == pytest.approx(0, abs=1e-6)
+
+
 def test_many_kinds_are_shown_by_level_and_counted_one_by_one() -> None:
     given: dict[str, Any] = {"levels": "lognormal:0.7", "devices": 5000, "deadline": 30}
     settings, table = api.settings_of(given), fedpmt.plan(**given)

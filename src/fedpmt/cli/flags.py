@@ -34,6 +34,7 @@ GROUPS = {
         "partition_seed",
         "public",
         "validation",
+        "score_on",
     ),
     "The fleet": (
         "devices",
@@ -59,6 +60,7 @@ GROUPS = {
         "mode",
         "prefix",
         "depths",
+        "plan",
         "splitting",
         "server_cap",
         "server_speed",

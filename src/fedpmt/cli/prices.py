@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedpmt import prices
+from fedpmt.api import options_for
 from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
 from fedpmt.cli.runs import Json
@@ -36,6 +37,7 @@ TRAINING_ONLY = (
     "partition_seed",
     "public",
     "validation",
+    "score_on",
     "server_cap",
     "server_speed",
     "splitting",
@@ -47,8 +49,6 @@ TRAINING_ONLY = (
     "dp_clip",
     "dp_noise",
     "dp_delta",
-    "budget",
-    "options",
     "sampling",
     "level_draw",
     "failure",
@@ -69,7 +69,7 @@ TRAINING_ONLY = (
 """Settings that no price or time depends on."""
 
 
-FLEET_ONLY = ("devices", "levels", "fleet", "availability", "assign", "deadline")
+FLEET_ONLY = ("devices", "levels", "fleet", "availability", "assign", "deadline", "plan", "budget", "options")
 """Settings that no price of one device depends on."""
 
 
@@ -94,7 +94,7 @@ def cost(
 @with_settings(without=(*TRAINING_ONLY, "lr"))
 def plan(given: dict[str, Any], input_shape: InputShape = None, as_json: Json = False) -> None:
     """From speeds and a deadline: what each device trains, how long it takes, and what that costs."""
-    given.pop("options", None)
+    given["options"] = options_for("fedpmt", given.get("options", {}))
     table = prices.plan(**given, example=_example(input_shape))
     print(table.model_dump_json() if as_json else table)
 

@@ -115,6 +115,15 @@ def send(tensors: Mapping[str, Tensor], offer: tuple[Part, ...], **more: Any) ->
     return Task(offer, {MODEL: sent}, **more)
 
 
+def with_steps(task: Task, client: Client, steps: int) -> Task:
+    """The task with fewer steps than a whole local round has, or as it is where they are all of them."""
+    if steps == client.steps:
+        return task
+    # The label says how much, since the same part is less work here.
+    part = replace(task.offer[0], label=f"{task.offer[0].label}, {steps} of {client.steps} steps")
+    return replace(task, offer=(part,), steps=steps)
+
+
 class Parts(Protocol):
     """Anything that says which parts a device may choose from, such as `FedPMT()`."""
 

@@ -5,6 +5,12 @@ Every device runs the whole model forward. A weak one back-propagates only throu
 can afford, and the server averages each layer over the devices that trained it (equation 7):
 
     w^{t+1} = w^t + Σ_{k in S} A_k ∘ (w_k^{t+1} - w^t),   A_k[l] = f_k[l] / Σ_{k in S} f_k[l]
+
+That is the plan `paper`. The others are ours, and trade samples for layers within the same budget B_k: of the pairs
+of a depth and a number of steps, (f, τ) with c_f τ <= B_k,
+
+    traded    the deepest f that leaves τ >= s τ_max steps
+    rotated   with probability 1 / R all layers, in the steps that are left for them; else the traded pair
 """
 
 from __future__ import annotations
@@ -12,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
-from fedpmt.methods.averaging import Averaged, PartAveraging
-from fedpmt.methods.base import Traits, acts
+from fedpmt.methods.averaging import Averaged, PartAveraging, send, with_steps
+from fedpmt.methods.base import Traits, acts, require
 from fedpmt.parts.depth import block, suffixes
 from fedpmt.parts.part import mask
 from fedpmt.pricing.matching import largest
@@ -22,7 +28,9 @@ from fedpmt.resources import ROUNDING
 if TYPE_CHECKING:
     from fedpmt.methods.base import Round
     from fedpmt.parts.part import Part
-    from fedpmt.training.messages import Client
+    from fedpmt.training.messages import Client, Task
+
+Plan = Literal["paper", "traded", "rotated"]
 
 
 @dataclass(frozen=True)
@@ -34,10 +42,21 @@ class FedPMT(PartAveraging):
     block: Literal["suffix", "middle", "prefix"] = (
         "suffix"  # the paper's last layers, or others at their price
     )
+    plan: Plan = "paper"  # what a device does with its budget
+    share: float = 0.5  # s: of its steps, the least that a traded plan leaves
+    every: int = 4  # R: a rotated plan trains all layers once in so many rounds of a device, on average
+
+    def __post_init__(self) -> None:
+        require(self, share=(0 <= self.share <= 1, ">= 0 and <= 1"), every=(self.every >= 1, ">= 1"))
 
     @property
     def traits(self) -> Traits:
-        return Traits(sums="layers", combines="overlap mean", budget=acts("device"))
+        return Traits(
+            needs_speeds=self.plan != "paper",
+            sums="layers",
+            combines="overlap mean",
+            budget=acts("device"),
+        )
 
     def masks(self, state: Averaged) -> tuple[Part, ...]:
         """Ξ_1 to Ξ_|I|, smallest first."""
@@ -49,14 +68,36 @@ class FedPMT(PartAveraging):
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """Option I: the largest f_k within what the server knows the device can do."""
-        plan, masks = client.plan, self.masks(state)
-        planned = None if plan is None else plan.depth
-        if plan is not None and planned is not None and not plan.budgeted:
-            chosen = masks[planned - 1]
-        else:
-            # No deeper than planned, though with a cached prefix a deeper part may hold less memory.
-            chosen = largest(masks[:planned], client.fits)
+        masks = self.masks(state)
+        chosen = masks[-1] if client.plan is None else client.plan.deepest(masks)
         return chosen if self.block == "suffix" else self.elsewhere(state, chosen, round)
+
+    def assign(self, state: Averaged, client: Client, round: Round) -> Task:
+        if self.plan == "paper" or client.plan is None:
+            return super().assign(state, client, round)
+        part, steps = client.plan.trade(
+            self.masks(state), 0.0 if self.draws_all(client, round) else self.share
+        )
+        return with_steps(send(state.tensors, (part,)), client, steps)
+
+    def draws_all(self, client: Client, round: Round) -> bool:
+        """Whether it is a device's turn to train all layers that it has the memory for."""
+        return self.plan == "rotated" and bool(round.rng("rotation", client.id).random() < 1 / self.every)
+
+    def coverage(self, state: Averaged, client: Client) -> tuple[float, ...]:
+        """q_kl: how likely it is that a device trains each layer in a round in which it is asked."""
+        layers = len(state.structure.layers)
+        if self.plan != "rotated" or client.plan is None:
+            return (1.0,) * layers
+        masks = self.masks(state)
+        traded, _ = client.plan.trade(masks, self.share)
+        every, _ = client.plan.trade(masks, 0.0)
+        return tuple(
+            1.0 if usual else 1 / self.every if reached else 0.0
+            for usual, reached in zip(
+                mask(state.structure, traded), mask(state.structure, every), strict=True
+            )
+        )
 
     def offer(self, state: Averaged, client: Client, round: Round) -> tuple[Part, ...]:
         """Option II: all masks, and the device's choice travels up with its reply."""
@@ -78,4 +119,4 @@ class FedPMT(PartAveraging):
         return largest(blocks, lambda part: round.price(part).sustained <= most)
 
     def neutral(self) -> Self:
-        return replace(self, splitting="server", block="suffix")
+        return replace(self, splitting="server", block="suffix", plan="paper")

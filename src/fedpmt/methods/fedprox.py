@@ -8,11 +8,10 @@ A device stays near the model it received, and a weak one does part of the work 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from fedpmt.methods.averaging import Averaged, PartAveraging
+from fedpmt.methods.averaging import Averaged, PartAveraging, with_steps
 from fedpmt.methods.base import Traits, acts, require
 from fedpmt.parts.depth import full
 from fedpmt.resources import Resources
@@ -97,22 +96,15 @@ class FedProx(PartAveraging):
 
     def assign(self, state: Averaged, client: Client, round: Round) -> Task:
         task = super().assign(state, client, round)
-        part, steps = task.offer[0], self.steps(client, task.offer[0])
-        if steps == client.steps:
-            return task
-        # The label says how much, since the same part is less work here.
-        part = replace(part, label=f"{part.label}, {steps} of {client.steps} steps")
-        return replace(task, offer=(part,), steps=steps)
+        return with_steps(task, client, self.steps(client, task.offer[0]))
 
     def steps(self, client: Client, part: Part) -> int:
         """τ_k: as many steps as operations and time pay for, at least one."""
-        if not self.partial or client.limit is None:
+        if not self.partial or client.plan is None:
             return client.steps
-        limit = Resources.limit(operations=client.limit.operations, seconds=client.limit.seconds)
-        too_many = bisect_right(
-            range(1, client.steps + 1), 0, key=lambda steps: int(not client.usage(part, steps) <= limit)
-        )
-        return max(1, too_many)
+        limit = client.plan.limit
+        limit = Resources.limit(operations=limit.operations, seconds=limit.seconds)
+        return max(1, client.plan.meter.affordable(part, limit))
 
     def neutral(self) -> Self:
         return replace(self, mu=0.0, partial=False)

@@ -55,7 +55,7 @@ METHODS = {
 GROUP = "fedpmt.methods"
 """The group of entry points in which a package offers its methods."""
 
-PROVIDED = ("depths", "splitting", "server")
+PROVIDED = ("depths", "splitting", "plan", "server")
 """Fields that take the value of a run's setting, where a method has them; they are no options of its own."""
 
 MethodClass: typing.TypeAlias = type[Method[Any, Any]]
@@ -158,8 +158,8 @@ def _is_method(value: Any) -> bool:
 def fields(name: str) -> dict[str, tuple[Any, Any]]:
     """Return the options of a method that can be given as text: name -> (type, default).
 
-    These are its fields, without those that a run provides (`depths`, `splitting`, `server`) and without those whose
-    type text cannot express.
+    These are its fields, without those that a run provides (`depths`, `splitting`, `plan`, `server`), and without those
+    whose type text cannot express.
     """
     cls = method_class(name)
     hints = _hints(cls)

@@ -6,15 +6,17 @@ The seconds of it are T_k = c_k |D_k| E / κ_k, plus what travels over the devic
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fedpmt.parts.depth import LEVEL_ID_BYTES
 from fedpmt.parts.part import NOTHING, travelling_shapes
-from fedpmt.resources import Resources
+from fedpmt.pricing.matching import largest
+from fedpmt.resources import ROUNDING, Resources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from fedpmt.devices.fleet import Device
     from fedpmt.models.structure import Structure
@@ -33,12 +35,8 @@ class Times:
 
     def training(self, device: Device, cost: StepCost, samples: int, share: float = 1.0) -> float:
         """Seconds of local training; `share` is the part of its steps that a device is asked for."""
-        return (
-            self.full_seconds
-            * share
-            * self.price.load(cost, samples=samples, epochs=self.epochs)
-            / device.speed
-        )
+        load = self.price.load(cost, samples=samples, epochs=self.epochs * share)
+        return self.full_seconds * load / device.speed
 
     def preparing(self, device: Device, samples: int) -> float:
         """Seconds before a device's first round, in which a base runs whose outputs are kept."""
@@ -137,12 +135,18 @@ class Meter:
     def _price(self, part: Part, steps: int | None) -> Quote:
         cost, structure, times = self.cost(part), self.structures[part.model], self.times
         share = 1.0 if steps is None else steps / self.steps
-        operations = times.price.round_operations(cost, samples=self.samples, epochs=times.epochs) * share
+        operations = times.price.round_operations(cost, samples=self.samples, epochs=times.epochs * share)
         down, up = download_bytes(part, structure), upload_bytes(part, structure)
         traffic = down + part.overhead_bytes + up
         transfer = times.transfer(self.device, down + part.overhead_bytes, up)
         seconds = times.training(self.device, cost, self.samples, share) + transfer
         return Quote(Resources(operations, seconds, traffic, up, cost.memory_bytes), transfer, down, up)
+
+    def affordable(self, part: Part, limit: Resources) -> int:
+        """Return the most steps of a local round of this part that are within a limit; 0 where not even one is."""
+        return bisect_right(
+            range(1, self.steps + 1), 0, key=lambda steps: int(not self.usage(part, steps) <= limit)
+        )
 
     def resources(self, operations: float, download: float, upload: float) -> Resources:
         """The same for amounts that no part has, such as products with pruned weights that are not computed."""
@@ -162,6 +166,33 @@ class Plan:
     depth: int | None = None  # FedPMT's, 1 the smallest; None where a budget in amounts decides
     budgeted: bool = False  # whether the user set a budget; else the limit is what FedPMT's depth takes
 
+    capacity: Resources | None = (
+        None  # what the device can do by the deadline, where that is more than the limit
+    )
+
+    @property
+    def room(self) -> Resources:
+        """What a device may spend where it trades samples for layers: all that its deadline or budget leaves."""
+        return self.capacity or self.limit
+
     def fits(self, part: Part) -> bool:
         """Whether a local round of this part is within the limit."""
         return self.meter.usage(part) <= self.limit
+
+    def deepest(self, parts: Sequence[Part]) -> Part:
+        """Return the deepest of the parts, smallest first, that the device can train in all steps: the paper's plan."""
+        if self.depth is not None and not self.budgeted:
+            return parts[self.depth - 1]
+        # No deeper than planned, though with a cached prefix a deeper part may hold less memory.
+        return largest(parts[: self.depth], self.fits)
+
+    def trade(self, parts: Sequence[Part], share: float) -> tuple[Part, int]:
+        """Trade samples for layers: the deepest of the parts, smallest first, that leaves a share of the steps.
+
+        Where none does, it is the smallest part, with as many steps as the device can afford, at least one: it takes
+        part with fewer samples rather than not at all.
+        """
+        limit = self.room
+        wanted = math.ceil(share * self.meter.steps * (1 - ROUNDING))
+        chosen = largest(parts, lambda part: self.meter.affordable(part, limit) >= max(1, wanted))
+        return chosen, max(1, self.meter.affordable(chosen, limit))

@@ -180,7 +180,10 @@ class Planner:
         limit = Resources.limit(memory=math.inf if self.assign == "level" else device.memory)
         number = self.depths.index(part) + 1
         if self.budget is None:
-            return Plan(meter, limit.but("operations", plain.usage(part).operations), number)
+            capacity = limit.but("time", self.deadline) if self.assign == "deadline" else None
+            return Plan(
+                meter, limit.but("operations", plain.usage(part).operations), number, capacity=capacity
+            )
         resource = self.budget.resource
         if self.budget.planned:
             most = plain.usage(part).of(resource)

@@ -40,6 +40,11 @@ class PlanRow(BaseModel):
     download_bytes: int
     memory_bytes: int
     ratio: float  # of the full model's operations
+    steps: int  # that it takes in a round
+    all_steps: int  # that a whole round has
+    deeper_steps: (
+        int | None
+    )  # that one layer more would leave, 0 where there is no memory for it; None: no layer more
 
 
 class PlanTable(BaseModel):
@@ -48,6 +53,8 @@ class PlanTable(BaseModel):
     model_config = ConfigDict(frozen=True)
     task: str  # the net of the paper, or the user's class
     assign: Literal["level", "deadline"]
+    plan: str = "paper"
+    share: float = 1.0  # of its steps, the least that a device is left with for a deeper part
     mode: Mode
     deadline: float | None  # what depths are fitted to
     fitted: bool  # whether the deadline was found here, for want of a given one
@@ -63,8 +70,26 @@ class PlanTable(BaseModel):
     def __str__(self) -> str:
         deadline = "none" if self.deadline is None or self.fitted else f"{self.deadline:g} s"
         title = f"{self.task}, assigned by {self.assign}, prices {self.mode}, deadline {deadline}"
-        columns = ("device", "count", "speed", "depth", "trains from", "seconds", "fits", "upload", "memory")
-        return "\n".join([text_table(title, columns, self._rows(), names=(0, 4)), *self._sentences()])
+        if self.plan != "paper":
+            title = f"{title}, plan {self.plan}"
+        columns, rows = ("device", "count", "speed", "depth", "trains from"), self._rows()
+        if self.plan == "paper":
+            columns = (*columns, "seconds", "fits", "upload", "memory")
+        else:
+            columns, rows = (*columns, "steps", "deeper", "seconds", "memory"), self._traded_rows()
+        return "\n".join([text_table(title, columns, rows, names=(0, 4)), *self._sentences()])
+
+    def _traded_rows(self) -> list[list[str]]:
+        return [
+            [
+                *cells[:5],
+                f"{row.steps} of {row.all_steps}",
+                "-" if row.deeper_steps is None else str(row.deeper_steps or "no memory"),
+                cells[5],
+                cells[8],
+            ]
+            for row, cells in zip(self.devices, self._rows(), strict=True)
+        ]
 
     def _rows(self) -> list[list[str]]:
         return [
@@ -85,6 +110,20 @@ class PlanTable(BaseModel):
     def _sentences(self) -> list[str]:
         down = shown_bytes(max(row.download_bytes for row in self.devices))
         said = [f"each device downloads {down}{' a round' if self.base_bytes else ''}"]
+        if self.plan != "paper":
+            said.append(
+                f"each trains the deepest part that leaves {100 * self.share:.0f} % of its steps or more; deeper: the "
+                "steps that one layer more would leave"
+            )
+        if self.plan == "rotated":
+            said.append(
+                "now and then, a device trains all layers it has the memory for, in the steps that leaves"
+            )
+        late = sum(row.devices for row in self.devices if not row.fits)
+        if self.plan != "paper" and late:
+            said.append(
+                f"{late} of {sum(row.devices for row in self.devices)} devices cannot even take one step"
+            )
         if self.base_bytes:
             took = f", {self.base_seconds:,.1f} s on the slowest link" if self.base_seconds else ""
             said.append(f"base, sent once: {shown_bytes(self.base_bytes)}{took}; no deadline applies to it")
@@ -101,20 +140,36 @@ class PlanTable(BaseModel):
         return [*said, *([] if self.note is None else [self.note])]
 
 
-def plan_table(task: str, planner: Planner, fleet: Fleet, samples: int, deadline: float | None) -> PlanTable:
-    """One row per kind of device, slowest first; in a fleet of very many kinds, one per level and depth."""
-    chosen = planner.depths_of(fleet, samples)
+def plan_table(
+    task: str,
+    planner: Planner,
+    fleet: Fleet,
+    samples: int,
+    deadline: float | None,
+    *,
+    plan: str = "paper",
+    share: float | None = None,
+) -> PlanTable:
+    """One row per kind of device, slowest first; in a fleet of very many kinds, one per level and depth.
+
+    With a `share`, devices trade samples for layers, and that share of their steps is the least they are left with.
+    """
     kinds = fleet.profiles if len(fleet.profiles) <= MOST_ROWS else _groups(planner, fleet, samples)
-    rows = tuple(_row(planner, device, count, samples) for device, count in kinds)
+    rows = tuple(_row(planner, device, count, samples, share) for device, count in kinds)
+    chosen = np.repeat([row.depth for row in rows], [row.devices for row in rows])
     shares = np.bincount(chosen - 1, minlength=len(planner.depths)) / len(fleet)
     psi = splitting_constant(shares.tolist())
     slowest = float(planner.seconds_of(fleet, full(planner.structure), samples).max())
     limit = math.inf if deadline is None else deadline
-    uncovered = planner.uncovered(fleet, samples)
+    reached = max((row for row in rows if row.fits), key=lambda row: row.depth, default=None)
+    names = tuple(layer.name for layer in planner.structure.layers)
+    uncovered = names if reached is None else reached.frozen
     by_deadline = planner.assign == "deadline"
     return PlanTable(
         task=task,
         assign=planner.assign,
+        plan=plan,
+        share=1.0 if share is None else share,
         mode=planner.price.mode,
         deadline=planner.deadline if by_deadline else deadline,
         fitted=by_deadline and deadline is None,
@@ -138,23 +193,36 @@ def _groups(planner: Planner, fleet: Fleet, samples: int) -> list[tuple[Device, 
     return groups
 
 
-def _row(planner: Planner, device: Device, count: int, samples: int) -> PlanRow:
-    part = planner.depth(device, samples)
+def _row(planner: Planner, device: Device, count: int, samples: int, share: float | None) -> PlanRow:
+    plan = planner.plan(device, samples)
+    every = plan.meter.steps
+    part, steps = (
+        (plan.deepest(planner.depths), every) if share is None else plan.trade(planner.depths, share)
+    )
+    depth = planner.depths.index(part) + 1
     down, up = planner.traffic(part)
     trained = mask(planner.structure, part)
     names = [layer.name for layer in planner.structure.layers]
+    usage = plan.meter.usage(part, steps)
     return PlanRow(
         name=device.name,
         level=device.level,
         devices=count,
         speed=device.speed,
-        depth=planner.depths.index(part) + 1,
+        depth=depth,
         frozen=tuple(name for name, on in zip(names, trained, strict=True) if not on),
         trains_from=next(name for name, on in zip(names, trained, strict=True) if on),
-        seconds=planner.seconds(device, part, samples),
-        fits=planner.fits(device, part, samples),
+        seconds=usage.seconds,
+        fits=usage <= plan.room
+        if share is not None or plan.budgeted
+        else planner.fits(device, part, samples),
         upload_bytes=up,
         download_bytes=down,
         memory_bytes=planner.price(part).memory_bytes,
         ratio=planner.price(part).share,
+        steps=steps,
+        all_steps=every,
+        deeper_steps=plan.meter.affordable(planner.depths[depth], plan.room)
+        if depth < len(planner.depths)
+        else None,
     )

@@ -124,7 +124,12 @@ def assemble(
         # A user's own forward pass may count on the usual layout; compiled code reads images with channels last.
         compiled = settings.executor == "auto" and kernels.knows(problem.model, problem.example(device))
         modules = problem.model.modules_of(0, len(problem.model.structure.layers)) if compiled else []
-        data = PlacedData(problem.data, device, images_last=compiled and calls_modules_only(modules))
+        data = PlacedData(
+            problem.data,
+            device,
+            images_last=compiled and calls_modules_only(modules),
+            score_on=settings.score_on,
+        )
         executor = make_executor(settings, problem, device, data)
         yield Federation(settings, problem, data, method, fleet, planner, executor, store, traces=traces)
     finally:

@@ -191,8 +191,8 @@ class FlatPrice:
         return self
 
     def round_operations(self, cost: StepCost, *, samples: int, epochs: float) -> float:
-        """Return the operations of one batch."""
-        return cost.sustained
+        """Return the operations of one batch and of as many epochs."""
+        return cost.sustained * epochs
 
     def training(self, device: Device, cost: StepCost, samples: int, share: float = 1.0) -> float:
         """Return 0."""

@@ -6,7 +6,7 @@ import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
@@ -130,16 +130,24 @@ def augmented(transform: Transform, batch: Examples, generator: torch.Generator)
 class PlacedData:
     """A federation's data on the compute device: rows are moved once, and a shard is a gather of rows."""
 
-    def __init__(self, data: FederatedData, device: torch.device, *, images_last: bool = False) -> None:
+    def __init__(
+        self,
+        data: FederatedData,
+        device: torch.device,
+        *,
+        images_last: bool = False,
+        score_on: Literal["test", "validation"] = "test",
+    ) -> None:
         self._data, self._device, self._images_last = data, device, images_last
         everything = data.training_set()
         held = everything is not None and not isinstance(everything, Lazy)
         self._train = self._place(everything) if everything is not None and held else None
-        self.test = self._place(data.test)
+        scored = data.validation if score_on == "validation" and data.validation is not None else data.test
+        self.test = self._place(scored)
         own = data.own_test
         self.own_test = None
         if own is not None:
-            same = own.examples is data.test
+            same = own.examples is scored
             self.own_test = replace(own, examples=self.test if same else self._place(own.examples))
         self.public = None if data.public is None else self._place(data.public)
         self.validation = None if data.validation is None else self._place(data.validation)

@@ -122,12 +122,17 @@ def split_forward(
         if frozen == 0:
             return data, partial(_restored, suffix, replace(base, tensors={}))
     prefix = Prefix.of(model, frozen, received, settings.frozen_precision, base)
-    if settings.prefix == "recompute":
+    if settings.prefix == "recompute" or not sees_all(job):
         return data, lambda tensors, inputs: suffix(tensors, prefix.enter(inputs))
     outputs = keep(prefix, data.inputs, len(data))
     kept = Examples(prefix.entry(outputs, data.inputs), data.targets, data.ids)
     # Without the weights: rounded ones would be held for the whole round.
     return kept, partial(_restored, suffix, replace(prefix, tensors={}))
+
+
+def sees_all(job: Job[Any]) -> bool:
+    """Whether a device is asked for enough steps to see all of its samples: else keeping outputs saves nothing."""
+    return job.task.steps is None or job.task.steps * job.site.settings.batch >= len(job.data)
 
 
 def _restored(
@@ -190,7 +195,7 @@ def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float
         orders,
         batch=settings.batch,
         limit=job.task.steps,
-        cached=settings.prefix == "cache",
+        cached=settings.prefix == "cache" and sees_all(job),
         rule=rule,
     )
     if found is None:
