@@ -374,6 +374,12 @@ def test_methods_run_on_it_or_refuse_in_one_line(name: str) -> None:
     assert not method_class(name)().traits.events
 
 
+def test_real_devices_have_no_virtual_clock() -> None:
+    deployment = pytest.importorskip("fedpmt.flower.deployment")
+    with pytest.raises(SettingError, match="clock = 'events' is refused: only the simulator has it"):
+        deployment.refuse_simulated(api.settings_of({"method": "fedbuff"}))
+
+
 @pytest.mark.slow
 def test_a_step_costs_what_its_replies_cost_in_a_fleet_of_a_million(tmp_path: Path) -> None:
     """Starting takes seconds; a second of one processor is worth at least 0.9 of the replies that rounds make of it."""
