@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from reproduction.library import Library
     from reproduction.paper import Experiment, Scope
 
-FETCHED = ("people", "fine-tuning", "tuned-cifar10", "ablation")
+FETCHED = ("people", "fine-tuning", "tuned-cifar10", "tuned-elsewhere", "ablation")
 """Pages whose data no package brings along: `all --quick` leaves them out, by themselves they are of a few rounds."""
 
 PROGRAM = "python -m reproduction"
@@ -41,6 +41,7 @@ PAGES = {
     "fine-tuning": "Pretrained models: MobileNetV2 on CIFAR-10 and MiniLM on Reuters' news.",
     "tuned-embedded": "All methods at rates chosen on validation data: embedded images.",
     "tuned-cifar10": "All methods at rates chosen on validation data: CIFAR-10.",
+    "tuned-elsewhere": "The same on other splits, with five local epochs, and with devices that are people.",
     "ablation": "FedPMT with one ingredient changed at a time: embedded images and CIFAR-10.",
 }
 

@@ -12,7 +12,7 @@ from reproduction.leaderboard import RIVALS
 from reproduction.natural import REAL_CLIENTS, TUNING
 from reproduction.paper import Experiment
 from reproduction.studies import STUDIES_EXPERIMENT
-from reproduction.tuned import ABLATION, CIFAR10, EMBEDDED
+from reproduction.tuned import ABLATION, CIFAR10, ELSEWHERE, EMBEDDED
 
 if TYPE_CHECKING:
     from reproduction.artefact import Artefact
@@ -40,6 +40,7 @@ EXPERIMENTS = {
         TUNING,
         EMBEDDED.experiment,
         CIFAR10.experiment,
+        ELSEWHERE.experiment,
         ABLATION.experiment,
     )
 }

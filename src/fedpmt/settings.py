@@ -279,7 +279,7 @@ class Settings(BaseModel):
         "none", description="the server's optimizer, for methods that average parts; none takes the mean"
     )
     server_lr: float | None = Field(
-        None, gt=0, description="its rate; default: 1 for sgd and momentum, 0.01 for the others"
+        None, gt=0, description="its rate; default: 1 for sgd, 0.3 for momentum, 0.01 for the others"
     )
     server_momentum: float = Field(0.9, ge=0, lt=1, description="its momentum, or beta 1 of adam and yogi")
     server_nesterov: bool = Field(False, description="Nesterov's momentum on the server: true or false")

@@ -43,11 +43,13 @@ from reproduction.findings import (
     reached_bytes,
     reached_seconds,
 )
-from reproduction.paper import IID, TWO_CLASSES
+from reproduction.paper import IID, TWO_CLASSES, Scope
 from reproduction.readings import final, reaching
+from reproduction.tuned import EMBEDDED_CASES, GRID, OURS, WEIGHTS, compare
 
 if TYPE_CHECKING:
     from fedpmt.records import RunRecord
+    from fedpmt.settings import Settings
 
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
@@ -207,3 +209,49 @@ def test_every_correction_is_argued(tmp_path: Path) -> None:
     assert set(numbers["corrected"]) == set(NOTES)
     published = Path(__file__).parents[2] / "docs" / "results" / "comparison.json"
     assert numbers["rows"] == json.loads(published.read_text())["rows"]
+
+
+def test_a_lead_is_sure_only_after_correction_for_all_that_are_compared() -> None:
+    ours = {OURS: ended(0.70, 0.71, 0.72, 0.70)}
+    rivals = {
+        "behind": ended(0.60, 0.61, 0.62, 0.61),
+        "ahead": ended(0.80, 0.81, 0.82, 0.81),
+        "even": ended(0.71, 0.70, 0.71, 0.71),
+    }
+    verdicts = compare([("case", {**ours, **rivals})])
+    assert {rival: one.text for (_, rival), one in verdicts.items()} == {
+        "behind": "FedPMT ahead",
+        "ahead": "FedPMT behind",
+        "even": "undecided",
+    }
+    assert verdicts["case", "behind"].lead.mean == pytest.approx(0.0975)
+    for one in verdicts.values():
+        assert one.corrected >= one.chance
+    # One seed decides nothing, and neither does a rival that shares none.
+    alone = compare([("case", {OURS: ended(0.7), "rival": ended(0.1)})])
+    assert [one.text for one in alone.values()] == ["undecided"]
+    assert compare([("case", {"rival": ended(0.1)})]) == {}
+
+
+def test_what_did_best_on_validation_data_plays() -> None:
+    """Every trial is scored on validation data, of seeds that do not count; a missing one decides nothing yet."""
+    case, scope, entrant = EMBEDDED_CASES[0], Scope([0, 1]), WEIGHTS[0]
+    wanted = [case.trial(scope, entrant, trial, seed) for trial in GRID for seed in case.trial_seeds]
+    assert {(one.score_on, one.seed in scope.seeds) for one in wanted} == {("validation", False)}
+    assert len({one.model_dump_json() for one in wanted}) == len(wanted)
+
+    class Played:
+        def __init__(self, missing: int = -1) -> None:
+            self.missing = missing
+
+        def find(self, settings: Settings) -> RunRecord | None:
+            place = wanted.index(settings)
+            # The best is the fourth setting, though its first seed is the worst of all.
+            score = {6: 0.1, 7: 0.99}.get(place, 0.5)
+            return None if place == self.missing else run([score] * 6, seed=settings.seed)
+
+    assert case.chosen(Played(), scope, entrant) == GRID[3]  # type: ignore[arg-type]
+    assert case.chosen(Played(5), scope, entrant) is None  # type: ignore[arg-type]
+    final = case.run(scope, entrant, GRID[3], 1)
+    assert (final.score_on, final.seed, final.plan) == ("test", 1, "traded")
+    assert (final.server_optimizer, final.lr) == ("momentum", wanted[7].lr)

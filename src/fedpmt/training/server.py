@@ -100,6 +100,9 @@ class SGD(_Stepping):
 class Momentum(_Stepping):
     """FedAvgM: m <- β m + Δ,  w <- w + η m.
 
+    A difference that stays the same moves the model η / (1 - β) times as far as the mean alone would: with the defaults
+    three times, which no task here diverges at; at η = 1 it is ten times.
+
     >>> Momentum(0.9, lr=0.3)
     Momentum(beta=0.9, lr=0.3, nesterov=False)
     """
@@ -107,7 +110,7 @@ class Momentum(_Stepping):
     moments = ("mean",)
 
     beta: float = 0.9  # β
-    lr: float = 1.0  # η
+    lr: float = 0.3  # η
     nesterov: bool = False  # w <- w + η (Δ + β m)
 
     def __post_init__(self) -> None:
