@@ -620,7 +620,7 @@ def with_events(given: Mapping[str, Any]) -> dict[str, Any]:
     if not events or given.get("clock") not in (None, "events"):
         return dict(given)
     said = {key: value for key, value in given.items() if value is not None}
-    rules = {"buffer", "interval"}
+    rules = {"buffer", "step_every"}
     return {
         "clock": "events",
         **{key: value for key, value in events.items() if not (key in rules and rules & set(said))},
@@ -808,8 +808,10 @@ def _check_clock(settings: Settings, method: Method[Any, Any]) -> None:
     from fedpmt.methods.averaging import PartAveraging
 
     name, traits = settings.method, method.traits
-    if "interval" in traits.events and settings.interval is None:
-        raise SettingError(f"interval = none: {name} fits work to it (e.g. clock = 'events', interval = 30)")
+    if "step_every" in traits.events and settings.step_every is None:
+        raise SettingError(
+            f"step-every = none: {name} fits work to it (e.g. clock = 'events', step-every = 30)"
+        )
     why = traits.needs_round
     if not isinstance(method, PartAveraging):
         why = "its server needs the replies of a round together"

@@ -33,7 +33,7 @@ CHECKPOINT, MODEL_FILE, DEVICES = "checkpoint.safetensors", "model.safetensors",
 EXECUTION = frozenset({"workers", "checkpoint_seconds", "data_dir"})
 """Settings that say how a run is computed, not what: they may differ when it is resumed."""
 
-EVENTS = ("buffer", "interval", "concurrency", "staleness")
+EVENTS = ("buffer", "step_every", "concurrency", "staleness")
 """Settings that say how a clock of events goes; without one they have their defaults."""
 
 ACCURACY = "accuracy"

@@ -186,14 +186,14 @@ class Settings(BaseModel):
     clock: Literal["rounds", "events"] = Field(
         "rounds",
         description="rounds: the server waits for the cohort; events: devices start when they are free, replies arrive "
-        "when they are finished, and the server steps by buffer or interval, each step counting as a round",
+        "when they are finished, and the server steps by buffer or step-every, each step counting as a round",
     )
     buffer: int | None = Field(
         None,
         ge=1,
         description="with clock = events: the server steps after this many replies; default: half of the concurrency",
     )
-    interval: str | None = Field(
+    step_every: str | None = Field(
         None,
         description="with clock = events: the server steps, and hands out work, every so many virtual seconds; or "
         "fastest:SHARE, as long as this share of the fleet needs at most for a whole local round",
@@ -362,7 +362,7 @@ class Settings(BaseModel):
             filled["cohort"] = min(filled["cohort"], int(filled["devices"]))
         if given.get("clock") == "events":
             filled.setdefault("concurrency", filled["cohort"])
-            if "interval" not in given and str(filled["concurrency"]).isdigit():
+            if "step_every" not in given and str(filled["concurrency"]).isdigit():
                 filled.setdefault("buffer", max(1, int(filled["concurrency"]) // 2))
         return filled
 
@@ -389,14 +389,14 @@ class Settings(BaseModel):
             raise ValueError("must be a finite number")
         return value
 
-    @field_validator("schedule", "budget", "public", "drift", "precision_seconds", "interval", "staleness")
+    @field_validator("schedule", "budget", "public", "drift", "precision_seconds", "step_every", "staleness")
     @classmethod
     def _parses(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
             PARSERS[str(info.field_name)](value)
         return value
 
-    @field_validator("interval", mode="before")
+    @field_validator("step_every", mode="before")
     @classmethod
     def _text(cls, value: object) -> object:
         return f"{value:g}" if isinstance(value, int | float) else value
@@ -501,7 +501,7 @@ class RunSettings(TypedDict, total=False):
     over_select: float
     clock: Literal["rounds", "events"]
     buffer: int | None
-    interval: str | float | None
+    step_every: str | float | None
     concurrency: int | None
     staleness: str
     assign: Literal["deadline", "level"]
@@ -574,11 +574,13 @@ def _check_clock(settings: Settings) -> None:
     if settings.clock == "rounds":
         for key in EVENTS:
             if getattr(settings, key) != Settings.model_fields[key].default:
-                raise SettingError(f"{key} = {getattr(settings, key)} needs clock = 'events'")
+                raise SettingError(
+                    f"{key.replace('_', '-')} = {getattr(settings, key)} needs clock = 'events'"
+                )
         return
-    if settings.buffer is not None and settings.interval is not None:
+    if settings.buffer is not None and settings.step_every is not None:
         raise SettingError(
-            f"buffer = {settings.buffer} cannot be combined with interval = {settings.interval}: "
+            f"buffer = {settings.buffer} cannot be combined with step-every = {settings.step_every}: "
             "the server steps by one of them"
         )
     if settings.concurrency is not None and settings.concurrency > settings.devices:
@@ -715,19 +717,19 @@ def parse_drift(text: str) -> tuple[float, float] | None:
 
 
 @cache
-def parse_interval(text: str) -> tuple[float | None, float | None]:
+def parse_step_every(text: str) -> tuple[float | None, float | None]:
     """Virtual seconds, or the share of the fleet that needs no more than the interval; the other one is None.
 
-    >>> parse_interval("30"), parse_interval("fastest:0.5")
+    >>> parse_step_every("30"), parse_step_every("fastest:0.5")
     ((30.0, None), (None, 0.5))
     """
     name, colon, number = text.partition(":")
     if not colon:
-        return parse_number("interval", text), None
-    share = parse_number("interval", number) if name == "fastest" else math.nan
+        return parse_number("step-every", text), None
+    share = parse_number("step-every", number) if name == "fastest" else math.nan
     if not 0 < share <= 1:
         raise SettingError(
-            f"interval = '{text}' must be a number of seconds, or fastest:SHARE with a share > 0 and <= 1"
+            f"step-every = '{text}' must be a number of seconds, or fastest:SHARE with a share > 0 and <= 1"
         )
     return None, share
 
@@ -801,7 +803,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "budget": parse_budget,
     "public": parse_public,
     "drift": parse_drift,
-    "interval": parse_interval,
+    "step_every": parse_step_every,
     "staleness": parse_staleness,
     "precision_seconds": parse_precision_seconds,
 }

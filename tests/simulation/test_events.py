@@ -102,11 +102,11 @@ def test_places_are_filled_at_once_and_no_device_twice() -> None:
 
 
 def test_the_server_steps_every_interval_and_hands_out_work_only_then() -> None:
-    run = fedpmt.run("fedavg", **EVENTS, interval=25)
+    run = fedpmt.run("fedavg", **EVENTS, step_every=25)
     assert [record.virtual_seconds for record in run.rounds] == [25 * step for step in range(1, 7)]
     assert {(one.started or 0.0) % 25 for one in replies(run)} == {0}
     assert {one.staleness for one in replies(run)} == {0, 1}  # the slowest need 50 s
-    half = fedpmt.run("fedavg", **EVENTS, interval="fastest:0.5")
+    half = fedpmt.run("fedavg", **EVENTS, step_every="fastest:0.5")
     assert half.rounds[0].round_seconds == 30  # 10, 20, 30, 40 and 50 s, two devices each
 
 
@@ -204,13 +204,13 @@ def test_fedasync_mixes_models_and_not_differences() -> None:
 def test_timelyfl_asks_for_what_fits_into_the_interval() -> None:
     """Of devices that need 10 to 50 s, in 30 s the fastest trains 3 epochs and the slowest the last layers."""
     run = fedpmt.run("timelyfl", **SMALL)
-    assert run.settings["interval"] == "fastest:0.5"
+    assert run.settings["step_every"] == "fastest:0.5"
     parts = {one.level: one.part for one in replies(run)}
     assert parts == {1: "depth 2", 2: "depth 3", 3: "depth 4", 4: "depth 4", 5: "depth 4, 3 epochs"}
     assert {one.staleness for one in replies(run)} == {0}
     assert all(one.seconds <= 30 * (1 + 1e-9) for one in replies(run))
     # A run of two epochs has no more of them where there is time for one alone.
-    longer = fedpmt.run("timelyfl", **{**SMALL, "rounds": 2}, epochs=2, interval=30)
+    longer = fedpmt.run("timelyfl", **{**SMALL, "rounds": 2}, epochs=2, step_every=30)
     parts = {one.level: one.part for one in replies(longer)}
     assert (parts[3], parts[5]) == ("depth 4, 1 epoch", "depth 4, 3 epochs")
 
@@ -237,7 +237,7 @@ TROUBLES: dict[str, dict[str, Any]] = {
     "failures": {"failure": 0.2, "deadline": 45, "availability": 0.8},
     "levels and drift": {"level_draw": "round", "drift": "3,4"},
     "measured speeds": {"speeds": "measured", "drift": "2,5", "failure": 0.1},
-    "an interval": {"buffer": None, "interval": 22, "drift": "2,5"},
+    "an interval": {"buffer": None, "step_every": 22, "drift": "2,5"},
     "traces": {
         "speed_trace": [
             {"client": str(device), "time": at, "speed": 1 / (1 + (device + at) % 3)}
@@ -314,7 +314,7 @@ def test_a_report_shows_overlaps_and_names_clocks_in_few_words() -> None:
     assert [group.line for group in group_runs(runs)] == [
         "fedavg · clock rounds",
         "fedbuff · clock events · buffer 3",
-        "timelyfl · clock events · interval fastest:0.5",
+        "timelyfl · clock events · step every fastest:0.5",
     ]
     assert [group.line for group in group_runs(runs[:2])] == [
         "fedavg · clock rounds",
@@ -335,12 +335,12 @@ def test_a_report_shows_overlaps_and_names_clocks_in_few_words() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another clock": ({"buffer": 3}, "buffer = 3 needs clock = 'events'"),
     "its rule": ({"staleness": "constant"}, "staleness = constant needs clock = 'events'"),
-    "two rules": ({"clock": "events", "buffer": 3, "interval": 5}, "the server steps by one of them"),
+    "two rules": ({"clock": "events", "buffer": 3, "step_every": 5}, "the server steps by one of them"),
     "too many": ({"clock": "events", "concurrency": 11}, "concurrency = 11 is more than the fleet"),
     "over-selection": ({"clock": "events", "over_select": 1.5}, "over-select = 1.5 needs clock = 'rounds'"),
     "privacy": ({"clock": "events", "dp_clip": 1.0}, "dp-clip = 1 needs clock = 'rounds'"),
-    "no number": ({"clock": "events", "interval": "soon"}, "interval = 'soon'"),
-    "no share": ({"clock": "events", "interval": "fastest:2"}, "interval = 'fastest:2' must be"),
+    "no number": ({"clock": "events", "step_every": "soon"}, "step-every = 'soon'"),
+    "no share": ({"clock": "events", "step_every": "fastest:2"}, "step-every = 'fastest:2' must be"),
     "no function": ({"clock": "events", "staleness": "linear:1"}, "staleness = 'linear:1' must be"),
     "no interval": ({"method": "timelyfl", "clock": "events", "buffer": 3}, "timelyfl fits work to it"),
 }

@@ -51,7 +51,7 @@ GROUPS = {
         "failure",
         "over_select",
     ),
-    "The clock": ("clock", "buffer", "interval", "concurrency", "staleness"),
+    "The clock": ("clock", "buffer", "step_every", "concurrency", "staleness"),
     "Who trains what": (
         "assign",
         "deadline",
@@ -114,7 +114,7 @@ METAVARS = {
     "weights": "pretrained|random|FILE",
     "clients": "MODULE:FUNCTION",
     "layers": "A,B,...",
-    "interval": "SECONDS|fastest:SHARE",
+    "step_every": "SECONDS|fastest:SHARE",
     **dict.fromkeys(("fleet", "availability_trace", "speed_trace"), "FILE"),
 }
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")

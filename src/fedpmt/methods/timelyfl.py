@@ -41,7 +41,7 @@ class TimelyFL(PartAveraging):
             needs_speeds=True,
             sums="layers",
             combines="overlap mean",
-            events={"interval": "fastest:0.5"},
+            events={"step_every": "fastest:0.5"},
         )
 
     def masks(self, state: Averaged) -> tuple[Part, ...]:

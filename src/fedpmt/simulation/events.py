@@ -103,9 +103,8 @@ class EventClock:
         due = now + self._federation.interval
         step = _Step(progress, flights, now, due, list(flights.devices), started=flights.started)
         while step.turn == 0 or self._goes_on(step):
-            if step.turn == 0 or math.isinf(
-                due
-            ):  # with an interval, work is handed out when the server steps
+            # With an interval, work is handed out when the server steps.
+            if step.turn == 0 or math.isinf(due):
                 self._start(step)
             self._end_next(step)
         assignments = [self._assignment(progress, flight) for flight in step.ended]

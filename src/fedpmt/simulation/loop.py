@@ -12,7 +12,7 @@ import numpy as np
 from fedpmt.methods.base import Method, Prototype, Round, Server, Setup
 from fedpmt.resources import ROUNDING
 from fedpmt.seeds import Seeds
-from fedpmt.settings import parse_interval
+from fedpmt.settings import parse_step_every
 from fedpmt.simulation.bookkeeping import add_holders, arrivals, fit_speeds, record_round
 from fedpmt.simulation.cohort import assign, draw_cohort, send_base, settle
 from fedpmt.simulation.evaluation import classes_by_level, evaluate, find_statistics
@@ -262,9 +262,9 @@ class Federation:
     @cached_property
     def interval(self) -> float:
         """Virtual seconds from one server step to the next; infinity where something else says when it steps."""
-        if self.settings.interval is None:
+        if self.settings.step_every is None:
             return math.inf
-        seconds, share = parse_interval(self.settings.interval)
+        seconds, share = parse_step_every(self.settings.step_every)
         if seconds is not None:
             return seconds
         sizes = sizes_of(self.problem, self.settings)
