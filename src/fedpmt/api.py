@@ -817,6 +817,8 @@ def _check_clock(settings: Settings, method: Method[Any, Any]) -> None:
         why = "its server needs the replies of a round together"
     elif traits.keeps:
         why = f"its devices keep {traits.keeps}"
+    elif type(method).cohort is not PartAveraging.cohort:
+        why = "it chooses its devices itself"
     if why and settings.clock == "events":
         raise SettingError(f"clock = 'events' cannot be combined with {name}: {why}")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
 import torch
+from matplotlib.patches import Rectangle
 from torch import nn
 
 import fedpmt
@@ -21,12 +22,13 @@ from fedpmt.records import CHECKPOINT
 from fedpmt.report.figures import busy, choose_round
 from fedpmt.report.groups import group_runs
 from fedpmt.simulation.assemble import assemble
+from fedpmt.simulation.callbacks import scalars
 from fedpmt.simulation.checkpoint import read_value
 from fedpmt.testing.bench import Bench, samples
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from fedpmt.records import DeviceRecord, RunRecord
@@ -99,6 +101,12 @@ def test_places_are_filled_at_once_and_no_device_twice() -> None:
         for record in run.rounds
         for one in record.devices
     )
+
+
+def test_levels_are_started_in_turn_where_they_are_drawn() -> None:
+    run = fedpmt.run("fedavg", **{**EVENTS, "rounds": 30}, buffer=1, level_draw="round")
+    started = sorted((one.started or 0.0, one.device, one.level) for one in replies(run))[:20]
+    assert all(3 <= sum(level == wanted for _, _, level in started) <= 5 for wanted in range(1, 6))
 
 
 def test_the_server_steps_every_interval_and_hands_out_work_only_then() -> None:
@@ -325,9 +333,10 @@ def test_a_report_shows_overlaps_and_names_clocks_in_few_words() -> None:
     assert [one.device for one in stepped.devices] == [one.device for one in replies(runs[1])]
     assert stepped.round_seconds == runs[1].rounds[-1].virtual_seconds
     figure = busy(runs)
-    bars = [bar for bar in figure.axes[1].patches if bar.get_width() > 0]
-    shown = sorted(round(60 * bar.get_x()) for bar in bars)
-    assert {round(one.started or 0.0) for one in replies(runs[1])} <= set(shown)
+    shown = {round(60 * bar.get_x()) for bar in figure.axes[1].patches if isinstance(bar, Rectangle)}
+    assert {round(one.started or 0.0) for one in replies(runs[1])} <= shown
+    assert scalars(runs[1].rounds[-1])["staleness"] > 0
+    assert "staleness" not in scalars(runs[0].rounds[-1])
 
 
 # What it refuses, and what it costs
@@ -378,6 +387,19 @@ def test_real_devices_have_no_virtual_clock() -> None:
     deployment = pytest.importorskip("fedpmt.flower.deployment")
     with pytest.raises(SettingError, match="clock = 'events' is refused: only the simulator has it"):
         deployment.refuse_simulated(api.settings_of({"method": "fedbuff"}))
+
+
+@dataclass(frozen=True)
+class Choosy(fedpmt.FedAvg):
+    """Asks the same two devices in every round."""
+
+    def cohort(self, state: Any, round: Any) -> Sequence[int]:
+        return [0, 1]
+
+
+def test_a_method_that_chooses_its_devices_is_refused() -> None:
+    with pytest.raises(SettingError, match="it chooses its devices itself"):
+        api.make_request(Choosy(), EVENTS)
 
 
 @pytest.mark.slow

@@ -98,7 +98,9 @@ def draw_cohort(
         ids = SAMPLERS[settings.sampling](fleet, wanted, before, rng, busy)
         return [fleet.device(int(device)) for device in ids]
     ids = uniform(fleet, wanted, before, rng, busy)
-    levels = rng.permutation(np.arange(len(ids)) % len(fleet.level_speeds)) + 1
+    # Levels come in turn where devices start one by one.
+    turns = np.arange(len(ids)) + (0 if places is None else before)
+    levels = rng.permutation(turns % len(fleet.level_speeds)) + 1
     return [fleet.at_level(int(device), int(level)) for device, level in zip(ids, levels, strict=True)]
 
 
