@@ -205,8 +205,8 @@ def _produce(
     """Play what is missing, pack it, publish the pages, and list what was written."""
     from reproduction.artefact import publish, write_verdicts
 
-    for runs_of in (lambda one: one.runs(scope), lambda one: one.then(library, scope)):
-        wanted = {experiment.name: runs_of(experiment) for experiment in experiments}
+    for dependent in (False, True):
+        wanted = {one.name: one.then(library, scope) if dependent else one.runs(scope) for one in experiments}
         if not draw_only:
             _play(library, [settings for runs in wanted.values() for settings in runs])
         for name, runs in wanted.items():

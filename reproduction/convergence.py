@@ -14,11 +14,14 @@ from reproduction.convergence_page import (
     bound_of,
     bounds_table,
     broken_until,
+    depths_figure,
     epsilons_table,
-    floor_figure,
     floors_table,
-    gap_figure,
     gaps_table,
+    is_unbiased,
+    plan_bound,
+    plans_figure,
+    plans_table,
     rate_figure,
     slopes_table,
     theorem_figure,
@@ -26,7 +29,8 @@ from reproduction.convergence_page import (
 from reproduction.paper import flags
 from reproduction.theory import studies
 from reproduction.theory.bound import level, ratio, significant, slope
-from reproduction.theory.studies import DEPTHS, FEDAVG, FIXED, REDRAWN, Scope
+from reproduction.theory.descent import TURNS
+from reproduction.theory.studies import DEPTHS, FEDAVG, FIXED, PLANNED_STEPS, REDRAWN, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,16 +56,17 @@ def convergence(*, quick: bool = False, seeds: Sequence[int] = range(10)) -> Art
 def build(scope: Scope, quick: bool = False) -> Artefact:
     """The artefact for studies of this length."""
     rates, own, gaps = studies.rate(scope), studies.theorem(scope), studies.gap(scope)
-    coupled, floors = studies.coupled(scope), studies.floor(scope)
+    coupled, floors, planned = studies.coupled(scope), studies.floor(scope), studies.plans(scope)
     cases = [*rates, coupled]
     count = f"{len(scope.seeds)} seeds" if len(scope.seeds) > 1 else "one seed"
     return Artefact(
         name="convergence",
         title="Convergence: Theorem 1 against convex problems",
         command=f"python -m reproduction convergence{flags(scope.seeds, quick=quick)}",
-        text=_text(quick, rates, own, gaps, floors, coupled),
+        text=_text(quick, rates, own, gaps, floors, coupled, planned),
         tables=(
             slopes_table(cases), epsilons_table(cases, own), bounds_table(own), gaps_table(gaps), floors_table(floors),
+            plans_table(planned),
         ),
         pictures=(
             Picture(
@@ -76,17 +81,21 @@ def build(scope: Scope, quick: bool = False) -> Artefact:
                 "factor L the bound starts below the error.",
             ),
             Picture(
-                "convergence-gap", gap_figure(gaps),
-                f"Error of FedPMT over FedAvg's under the same step sizes and draws, by mix of depths, {count}, τ = 1.",
+                "convergence-depths", depths_figure(gaps, floors),
+                f"What shallow depths cost, {count}. Above: error of FedPMT over FedAvg's on i.i.d. data with the same "
+                "step sizes and draws, by mix of depths, τ = 1. Below: what fixed levels leave on other data, against "
+                "Λ; bars: the same floor when the levels are given out in other ways. Levels redrawn each round have "
+                "no floor, only not yet converged.",
             ),
             Picture(
-                "convergence-floor", floor_figure(floors),
-                f"What fixed levels leave, against Λ, {count}. Bars: the same floor when the levels are given "
-                "out in other ways. Levels redrawn each round have no floor, only not yet converged.",
+                "convergence-plans", plans_figure(planned),
+                f"Fixed levels, two classes per device, mean of {count}. The paper's plan stops at its floor, so do "
+                "ours under a plain mean. With changes divided by steps, and by chances where parts are drawn, the "
+                "error falls with slope -1 within the same budget.",
             ),
         ),
         claims=claims(rates, gaps, own),
-        values=_values(scope, cases, own, gaps, floors),
+        values=_values(scope, cases, own, gaps, floors) | {"plans": [_planned(case) for case in planned]},
     )  # fmt: skip
 
 
@@ -140,6 +149,7 @@ def _text(
     gaps: Sequence[Case],
     floors: Sequence[Floor],
     coupled: Case,
+    planned: Sequence[Case],
 ) -> str:
     """What was found, with the numbers of this run."""
     return "\n\n".join(
@@ -148,6 +158,7 @@ def _text(
             SETTING,
             _what_holds(rates, gaps),
             _what_does_not(rates, floors),
+            _what_restores(planned),
             _proposition([*rates, coupled]),
             _step_size(own),
             "The slips found in the derivation, with their places and what each changes, are in docs/theory.md.",
@@ -187,6 +198,26 @@ F(w°) - F* with Σ_k A_k ∘ ∇F_k(w°) = 0, and the runs end on it. At its wo
 leave one too, {significant(mildest.computed)} of {significant(mildest.start)} with 100 samples a device: equal
 distributions are not equal samples. **Theorem 1 does not cover this case:** at w° Proposition 1, summed over the
 devices, reads 0 >= ε (F(w°) - F* + μ/2 ‖w° - w*‖²), which no ε > 0 satisfies.
+""".strip()
+
+
+def _what_restores(planned: Sequence[Case]) -> str:
+    traces = [trace for case in planned for trace in case.traces if trace.arm.name != FEDAVG]
+    right = [slope(trace) for trace in traces if is_unbiased(trace.arm)]
+    wrong = [slope(trace) for trace in traces if not is_unbiased(trace.arm)]
+    cost = {
+        name: " and ".join(ratio(case[name], case[FEDAVG]).text() for case in planned)
+        for name in ("traded, steps", "rotated, draws")
+    }
+    return f"""
+**What restores the rate with fixed levels.** Two classes per device, four devices of each depth. A weak device has the
+budget of its depth in τ = {PLANNED_STEPS} steps, and may spend it otherwise. *Traded*: all blocks in fewer steps.
+*Rotated*: once in {TURNS} rounds, at random, all blocks in fewer steps; else its depth in all steps. Under a plain mean
+both come to rest away from w*, as the paper's plan does (slopes {_range(wrong)}): a device that takes more steps, or
+trains a block more often, counts for more. With changes divided by steps, and by the chance of training the block where
+that is drawn (`normalise=steps`, `normalise=draws`), the slopes are {_range(right)}. Traded costs little:
+{cost["traded, steps"]} times the error of FedAvg, whose weakest devices do twice the work. Rotated costs noise:
+{cost["rotated, draws"]} times.
 """.strip()
 
 
@@ -278,6 +309,23 @@ def _values(
                 "redrawn": _arm(one.redrawn, None),
             }
             for one in floors
+        ],
+    }
+
+
+def _planned(case: Case) -> dict[str, Any]:
+    return {
+        "problem": case.problem,
+        "heterogeneity": case.heterogeneity,
+        "arms": [
+            {
+                **_arm(trace, case[FEDAVG]),
+                "plan": trace.arm.plan,
+                "normalise": trace.arm.normalise,
+                "rest": rest,
+                "bound": plan_bound(trace) if is_unbiased(trace.arm) else None,
+            }
+            for trace, rest in zip(case.traces, case.rests, strict=True)
         ],
     }
 

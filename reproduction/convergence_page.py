@@ -10,8 +10,17 @@ import numpy as np
 from fedpmt.pricing.plan import splitting_constant
 from fedpmt.report.theme import INK, MUTED, PALETTE, RESERVED, new_figure, themed
 from reproduction.artefact import Table
-from reproduction.theory.bound import least_offset, level, loss_bound, ratio, significant, slope
-from reproduction.theory.studies import DEPTHS, FEDAVG, FEDPMT, FIXED, REDRAWN
+from reproduction.theory.bound import (
+    least_offset,
+    level,
+    loss_bound,
+    ratio,
+    significant,
+    slope,
+    unbiased_bound,
+)
+from reproduction.theory.descent import Pairs
+from reproduction.theory.studies import DEPTHS, FEDAVG, FEDPMT, FIXED, PLANNED_STEPS, REDRAWN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
 
     from fedpmt.pricing.plan import Definition
     from reproduction.theory.bound import Constants, Form
-    from reproduction.theory.descent import Trace
+    from reproduction.theory.descent import Arm, Trace
     from reproduction.theory.studies import Case, Floor, Theorem
 
 
@@ -72,9 +81,14 @@ def _draw_rates(axes: Axes, group: Sequence[Case]) -> None:
             _curve(axes, trace, trace.times, colour, dashes, label)
             if trace.arm.name == FIXED:
                 axes.axhline(case.floor, color=STUCK, linewidth=0.9, alpha=0.7, label="its floor, computed")
-    times = group[0].traces[0].times
+    _draw_slope(axes, [trace for case in group for trace in case.traces])
+
+
+def _draw_slope(axes: Axes, traces: Sequence[Trace]) -> None:
+    """A line of slope -1 below the lowest curve, and axes on which it is straight."""
+    times = traces[0].times
     late = times[times >= times[-1] / 8]
-    height = 0.4 * min(float(trace.errors.mean(axis=0)[-1]) for case in group for trace in case.traces)
+    height = 0.4 * min(float(trace.errors.mean(axis=0)[-1]) for trace in traces)
     axes.plot(late, height * late[-1] / late, color=INK, linewidth=0.9, label="slope -1")
     axes.set(xscale="log", yscale="log")
 
@@ -125,10 +139,21 @@ def theorem_figure(study: Theorem) -> Figure:
 
 
 @themed
-def gap_figure(cases: Sequence[Case]) -> Figure:
+def depths_figure(gaps: Sequence[Case], floors: Sequence[Floor]) -> Figure:
+    """What shallow depths cost: a factor on i.i.d. data, and a floor where levels are fixed and data are not."""
+    figure = new_figure(8.6, 7.6)
+    grid = figure.subplots(2, 2)
+    grid[0][1].sharey(grid[0][0])
+    _draw_gaps(grid[0], gaps)
+    _draw_floors(grid[1], floors)
+    handles, labels = grid[1][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _draw_gaps(row: Sequence[Axes], cases: Sequence[Case]) -> None:
     """Error over FedAvg's against ψ, a panel per problem."""
-    figure = new_figure(8.6, 3.9)
-    for axes, case in zip(figure.subplots(1, 2, sharey=True), cases, strict=True):
+    for axes, case in zip(row, cases, strict=True):
         base, *others = case.traces
         psi = [splitting_constant(trace.arm.shares) for trace in others]
         ratios = [ratio(trace, base) for trace in others]
@@ -149,8 +174,7 @@ def gap_figure(cases: Sequence[Case]) -> Figure:
         _plain_ticks(axes, [4, 8, 16, 32], [1, 2, 4, 8])
         axes.set_title(f"{case.problem}, i.i.d.")
         axes.legend(loc="upper left")
-    figure.axes[0].set_ylabel("error, times FedAvg's")
-    return figure
+    row[0].set_ylabel("error, times FedAvg's")
 
 
 def _plain_ticks(axes: Axes, across: Sequence[float], up: Sequence[float]) -> None:
@@ -159,12 +183,10 @@ def _plain_ticks(axes: Axes, across: Sequence[float], up: Sequence[float]) -> No
     axes.minorticks_off()
 
 
-@themed
-def floor_figure(floors: Sequence[Floor]) -> Figure:
-    """What remains with fixed levels against Λ, beside levels redrawn."""
-    figure = new_figure(8.6, 3.9)
+def _draw_floors(row: Sequence[Axes], floors: Sequence[Floor]) -> None:
+    """What remains with fixed levels against Λ, and with levels redrawn."""
     kinds = list(dict.fromkeys(one.problem for one in floors))
-    for axes, kind in zip(figure.subplots(1, 2), kinds, strict=True):
+    for axes, kind in zip(row, kinds, strict=True):
         group = sorted((one for one in floors if one.problem == kind), key=lambda one: one.heterogeneity)
         across = np.array([one.heterogeneity for one in group])
         ends = np.array([(one.assigned.min(), one.assigned.max()) for one in group]).T
@@ -191,8 +213,34 @@ def floor_figure(floors: Sequence[Floor]) -> Figure:
         )
         axes.set(xscale="log", yscale="log", xlabel="Λ = F* - mean of F_k*")
         axes.set_title(kind)
-    figure.axes[0].set_ylabel("F(w) - F* after the last round")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+    row[0].set_ylabel("F(w) - F* after the last round")
+
+
+PLAN_LOOKS = {
+    FEDAVG: (THEIRS, (), "FedAvg, beyond the budget"),
+    "paper, none": (STUCK, (), "paper"),
+    "traded, none": (OTHER, (5, 2), "traded, plain mean"),
+    "traded, steps": (OTHER, (), "traded, by steps"),
+    "rotated, none": (OURS, (5, 2), "rotated, plain mean"),
+    "rotated, steps": (OURS, (1.5, 1.5), "rotated, by steps"),
+    "rotated, draws": (OURS, (), "rotated, by steps and chances"),
+}
+
+
+@themed
+def plans_figure(cases: Sequence[Case]) -> Figure:
+    """Error against t + λ under each plan and mean, a panel per problem."""
+    figure = new_figure(8.6, 4.2)
+    panels = figure.subplots(1, 2)
+    for axes, case in zip(panels, cases, strict=True):
+        for trace in case.traces:
+            colour, dashes, label = PLAN_LOOKS[trace.arm.name]
+            _curve(axes, trace, trace.times, colour, dashes, label)
+        _draw_slope(axes, case.traces)
+        axes.set_xlabel("T + λ")
+        axes.set_title(f"{case.problem}, two classes, levels fixed")
+    panels[0].set_ylabel(ERROR)
+    handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
 
@@ -349,6 +397,64 @@ def floors_table(floors: Sequence[Floor]) -> Table:
         "F - F*. Computed: at the point where Σ_k A_k ∘ ∇F_k = 0, which is where fixed levels come to rest. "
         "Full participation, four devices of each depth. The redrawn arm is still falling.",
     )  # fmt: skip
+
+
+DIVIDED = {"none": "nothing", "steps": "steps", "draws": "steps and chances"}
+
+
+def plans_table(cases: Sequence[Case]) -> Table:
+    """How fast the error falls under each plan and mean, within one budget."""
+    rows = []
+    for case in cases:
+        base = case[FEDAVG]
+        for trace, rest in zip(case.traces, case.rests, strict=True):
+            arm, own = trace.arm, trace is base
+            rows.append(
+                (case.problem, FEDAVG if own else arm.plan, DIVIDED[arm.normalise],
+                 slope(trace).fixed(), level(trace).text(), significant(rest) if rest > ROUNDED else "w*",
+                 "" if own else ratio(trace, base).text(),
+                 significant(plan_bound(trace)) if is_unbiased(arm) else "")
+            )  # fmt: skip
+    return Table(
+        "Plans within one budget: two classes per device, levels fixed",
+        (
+            "problem",
+            "plan",
+            "changes are divided by",
+            "slope",
+            "F - F* at the end",
+            "computed, where it rests",
+            "times FedAvg",
+            "bound at the end",
+        ),
+        rows,
+        f"All devices, four of each depth, at most τ = {PLANNED_STEPS} steps; λ = "
+        f"{' and '.join(f'{case.traces[0].arm.offset:.0f}' for case in cases)}, "
+        f"T = {' and '.join(f'{case.traces[0].rounds[-1]:,}' for case in cases)}. FedAvg is beyond the budget of "
+        "all but the strongest devices. The last column is the bound of the unbiased mean (docs/theory.md).",
+    )
+
+
+ROUNDED = 1e-9  # what Newton's method may leave of an error of zero
+
+
+def is_unbiased(arm: Arm) -> bool:
+    """Whether the mean is right: nothing is drawn and steps count, or draws do, or all devices do the same."""
+    return arm.name == FEDAVG or (arm.plan, arm.normalise) in (("traded", "steps"), ("rotated", "draws"))
+
+
+def plan_bound(trace: Trace, rounds: int | None = None) -> float:
+    """The bound of the unbiased mean for one run."""
+    pairs = Pairs.of(trace.arm, PLANNED_STEPS)
+    return unbiased_bound(
+        trace.constants,
+        chance=float(pairs.chances[0, 1]) or 1.0,
+        cohort=trace.arm.cohort,
+        rounds=rounds or int(trace.rounds[-1]),
+        steps=PLANNED_STEPS,
+        mean_steps=float((pairs.chances * pairs.steps).sum(axis=1).mean()),
+        offset=trace.arm.offset,
+    )
 
 
 def _ends(values: np.ndarray) -> str:

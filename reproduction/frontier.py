@@ -124,21 +124,25 @@ def tracks_of(
     return {name: points for name, points in tracks.items() if points}
 
 
+CHARTS: tuple[Against, ...] = ("seconds", "bytes")
+
+
 @themed
-def draw(contest: Contest, found: RunsByEntrant, every: Sequence[Score], against: Against) -> Figure:
-    """A panel for each split: curves, where they end, their names, and the frontier."""
+def draw(contest: Contest, found: RunsByEntrant, every: Sequence[Score]) -> Figure:
+    """A panel for each split, against time and below it against uploads: curves, their ends and names, the frontier."""
     count = len(contest.partitions)
-    figure = new_figure(6.6 * count, 5.4)
-    grid = figure.subplots(1, count, squeeze=False)[0]
-    for axes, partition in zip(grid, contest.partitions, strict=True):
-        axes.set_title(PARTITIONS.get(partition, partition))
-        here = [one for one in every if one.partition == partition and one.diverged < one.accuracy.runs]
-        if not here:
-            say(axes, "no run yet")
-            continue
-        tracks = tracks_of(contest, found, every, partition, against)
-        _panel(axes, tracks, drawn(here, frontier(tracks)), found, against)
-    grid[0].set_ylabel("test accuracy")
+    figure = new_figure(6.6 * count, 5.4 * len(CHARTS))
+    grid = figure.subplots(len(CHARTS), count, squeeze=False)
+    for row, against in zip(grid, CHARTS, strict=True):
+        for axes, partition in zip(row, contest.partitions, strict=True):
+            axes.set_title(PARTITIONS.get(partition, partition))
+            here = [one for one in every if one.partition == partition and one.diverged < one.accuracy.runs]
+            if not here:
+                say(axes, "no run yet")
+                continue
+            tracks = tracks_of(contest, found, every, partition, against)
+            _panel(axes, tracks, drawn(here, frontier(tracks)), found, against)
+        row[0].set_ylabel("test accuracy")
     return figure
 
 
@@ -208,13 +212,7 @@ def _panel(
     axes.tick_params(colors=MUTED)
 
 
-CAPTIONS: dict[Against, str] = {
-    "seconds": "Test accuracy against virtual time",
-    "bytes": "Test accuracy against all bytes uploaded",
-}
-
-
-def caption(contest: Contest, against: Against, seeds: str) -> str:
+def caption(contest: Contest, seeds: str) -> str:
     """What stands under a chart."""
     variants = (
         ", and dotted those of its variants that touch the frontier or stand in for a form that diverged"
@@ -226,7 +224,8 @@ def caption(contest: Contest, against: Against, seeds: str) -> str:
         "frontier."
     )
     return (
-        f"{CAPTIONS[against]}, {seeds}: the strongest form of each method{variants}; symbols with intervals are where "
+        f"Test accuracy against virtual time, and below it against all bytes uploaded, {seeds}: "
+        f"the strongest form of each method{variants}; symbols with intervals are where "
         "it ends. The grey band is the Pareto frontier, the best that any has for so much; bold names touch it. "
         f"Curves are means over seeds and over the last {100 * TAIL:.0f} % of the evaluations."
         f"{others if any(entrant.personal for entrant in contest.entrants) else ''}"

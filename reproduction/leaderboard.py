@@ -20,7 +20,7 @@ from reproduction.entrants import (
     Contest,
 )
 from reproduction.findings import findings, findings_table
-from reproduction.frontier import best_table, caption, draw
+from reproduction.frontier import CHARTS, best_table, caption, draw
 from reproduction.paper import (
     DATA,
     IID,
@@ -38,7 +38,6 @@ from reproduction.scores import cost_table, loss_table, losses, result_table, sc
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fedpmt.report.drawing import Against
     from fedpmt.settings import Settings
     from reproduction.entrants import Entrant
     from reproduction.library import Library
@@ -51,7 +50,6 @@ DATA_TITLES = {
     "fashion-mnist": "Fashion-MNIST",
     "cifar10": "CIFAR-10",
 }
-CHARTS: tuple[tuple[Against, str], ...] = (("seconds", "time"), ("bytes", "uploads"))
 
 
 def leaderboard(contest: Contest) -> Experiment:
@@ -97,7 +95,7 @@ def page(library: Library, contest: Contest, name: str, title: str, command: str
         about = f"{TITLES[contest.task]}, {PARTITIONS.get(partition, partition)}"
         tables += [result_table(about, here, contest.targets), cost_table(about, here)]
     behind = losses(contest, found, every)
-    bests = {against: best_table(contest, found, every, against) for against, _ in CHARTS}
+    bests = {against: best_table(contest, found, every, against) for against in CHARTS}
     judged = findings(found)
     counts = sorted({len(members) for members in found.values()})
     return Artefact(
@@ -113,14 +111,7 @@ def page(library: Library, contest: Contest, name: str, title: str, command: str
             findings_table(judged),
             settings_table(contest),
         ],
-        [
-            Picture(
-                f"{name}-{kind}",
-                draw(contest, found, every, against),
-                caption(contest, against, seeds_text(counts)),
-            )
-            for against, kind in CHARTS
-        ],
+        [Picture(name, draw(contest, found, every), caption(contest, seeds_text(counts)))],
         {
             "rows": [one.values() for one in every],
             "losses": behind,

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import pytest
@@ -8,9 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from torch import nn
 
-from fedpmt.aggregation import CoverageMean
+from fedpmt.aggregation import CoverageMean, Stretch
+from fedpmt.methods.averaging import Averaged, MeanFold, Normalise
+from fedpmt.methods.base import Server
+from fedpmt.models.layered import layered
+from fedpmt.parts.depth import full
 from fedpmt.parts.part import WHOLE, Indices, Mask, Part, Selection
+from fedpmt.training.messages import UPDATE, Chance, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -203,3 +211,151 @@ def test_sixteen_bits_are_summed_in_thirty_two(kind: torch.dtype, selection: Sel
     assert after["w"].dtype == kind
     assert after["w"].tolist() == [1.125, 1.125]
     assert after["still"] is before["still"]
+
+
+NETS = layered(nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)))
+FIRST, LAST = "0.weight", "1.weight"
+DEEP, SHALLOW = part({FIRST: WHOLE, LAST: WHOLE}), part({LAST: WHOLE})
+
+
+def answer(trained: Part, change: float, samples: int, steps: int, chances: tuple[Chance, ...] = ()) -> Reply:
+    update = {name: torch.full((1, 1), change) for name in trained.trained}
+    return Reply(0, 0, trained, samples, {UPDATE: update}, steps=steps, chances=chances)
+
+
+def mean_of(replies: list[Reply], normalise: Normalise, momentum: float = 0.0) -> tuple[float, float]:
+    """The change of the first and the last layer, from weights of zero."""
+    state = Averaged(NETS.structure, {name: torch.zeros(1, 1) for name in (FIRST, LAST)})
+    fold = MeanFold(state, "overlap", "samples", normalise=normalise, momentum=momentum)
+    for reply in replies:
+        fold.add(reply)
+    tensors = fold.finish(Server(None)).state.tensors  # type: ignore[arg-type]
+    return float(tensors[FIRST]), float(tensors[LAST])
+
+
+def test_changes_per_step_by_hand() -> None:
+    """Changes -2 in 2 steps of 10 samples, all layers; -3 in 6 steps of 30, the last alone.
+
+    Last layer: p = 1/4, 3/4, τ_eff = 5, and 5 (1/4 (-2 / 2) + 3/4 (-3 / 6)) = -3.125; the plain mean is -2.75.
+    The first is the first device's own. With momentum 0.5 the steps are 1 + 1.5 = 2.5 and
+    1 + 1.5 + 1.75 + 1.875 + 1.9375 + 1.96875 = 10.03125: 8.1484375 (1/4 (-2 / 2.5) + 3/4 (-3 / 10.03125)) = -3.4573..
+    """
+    replies = [answer(DEEP, -2.0, 10, 2), answer(SHALLOW, -3.0, 30, 6)]
+    assert mean_of(replies, "none") == pytest.approx((-2.0, -2.75))
+    assert mean_of(replies, "steps") == pytest.approx((-2.0, -3.125))
+    assert mean_of(replies[::-1], "steps") == pytest.approx((-2.0, -3.125))
+    assert mean_of(replies, "draws") == mean_of(replies, "steps")  # nothing is drawn
+    assert mean_of(replies, "steps", momentum=0.5)[1] == pytest.approx(-3.4573, abs=1e-4)
+
+
+def test_inverse_probabilities_by_hand() -> None:
+    """The second device trains the first layer in one round of four: then it counts four times, else as no change.
+
+    Weights 10 and 30: (10 (-2) + 30 · 4 (-3)) / 40 = -9.5, and 10 (-2) / 40 = -0.5; 1/4 (-9.5) + 3/4 (-0.5) = -2.75 is
+    the mean of devices that always train it.
+    """
+    chances = (Chance(0.75, SHALLOW, 2), Chance(0.25, DEEP, 2))
+    first = answer(DEEP, -2.0, 10, 2)
+    deep = mean_of([first, answer(DEEP, -3.0, 30, 2, chances)], "draws")
+    shallow = mean_of([first, answer(SHALLOW, -3.0, 30, 2, chances)], "draws")
+    assert deep == pytest.approx((-9.5, -2.75))
+    assert shallow == pytest.approx((-0.5, -2.75))
+    # Without the option a layer is averaged over those who drew it, and by how many steps they took.
+    assert mean_of([first, answer(DEEP, -3.0, 30, 2, chances)], "steps") == pytest.approx((-2.75, -2.75))
+
+
+def test_a_layer_that_could_have_been_drawn_but_was_not_keeps_its_bits() -> None:
+    chances = (Chance(0.75, SHALLOW, 2), Chance(0.25, DEEP, 2))
+    weights = {FIRST: torch.tensor([[-0.0]]), LAST: torch.zeros(1, 1)}
+    fold = MeanFold(Averaged(NETS.structure, weights), "overlap", "samples", normalise="draws")
+    fold.add(answer(SHALLOW, 1.0, 3, 2, chances))
+    assert fold.finish(Server(None)).state.tensors[FIRST] is weights[FIRST]  # type: ignore[arg-type]
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 9), st.floats(-4, 4), st.floats(0.1, 0.9), st.integers(1, 8), st.integers(1, 8)
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_the_mean_over_all_draws_is_the_gradient(
+    devices: list[tuple[int, float, float, int, int]],
+) -> None:
+    """Devices move by g_k a step. Over all draws, by their probabilities, the mean is τ Σ a_k g_k / Σ a_k exactly.
+
+    τ = Σ a_k E[τ_k] / Σ a_k does not depend on the draw; if it did, it would go along with who drew what.
+    """
+    total = sum(samples for samples, *_ in devices)
+    expected = [(1 - chance) * shallow + chance * deep for _, _, chance, shallow, deep in devices]  # E[τ_k]
+    length = sum(one[0] * steps for one, steps in zip(devices, expected, strict=True)) / total
+    right = length * sum(samples * slope for samples, slope, *_ in devices) / total
+    found = np.zeros(2)
+    for draw in itertools.product((False, True), repeat=len(devices)):
+        replies, probability = [], 1.0
+        for drawn, (samples, slope, chance, shallow, deep) in zip(draw, devices, strict=True):
+            chances = (Chance(1 - chance, SHALLOW, shallow), Chance(chance, DEEP, deep))
+            likely, trained, steps = chances[drawn]
+            probability *= likely
+            replies.append(answer(trained, slope * steps, samples, steps, chances))
+        found += probability * np.array(mean_of(replies, "draws"))
+    assert found == pytest.approx([right, right], abs=1e-3)
+
+
+@given(rounds(), st.integers(1, 30), st.floats(0, 0.95))
+def test_with_equal_steps_and_nothing_drawn_it_is_the_plain_mean_to_the_bit(
+    case: tuple[dict[str, np.ndarray], list[tuple[list[int], dict[str, np.ndarray], int]]],
+    steps: int,
+    momentum: float,
+) -> None:
+    weights, devices = case
+    tensors = {name: torch.from_numpy(value) for name, value in weights.items()}
+    net = SimpleNamespace(parameters=tuple(LAYERS))
+    found = []
+    for normalise in get_args(Normalise):
+        state = Averaged(net, tensors)  # type: ignore[arg-type]
+        fold = MeanFold(state, "overlap", "samples", normalise=normalise, momentum=momentum)
+        for mask, local, count in devices:
+            trained = {name: WHOLE for name, on in zip(LAYERS, mask, strict=True) if on}
+            update = {name: torch.from_numpy(local[name] - weights[name]) for name in trained}
+            fold.add(Reply(0, 0, part(trained), count, {UPDATE: update}, steps=steps))
+        found.append(fold.finish(Server(None)).state.tensors)  # type: ignore[arg-type]
+    for name in LAYERS:
+        assert found[0][name].numpy().tobytes() == found[1][name].numpy().tobytes()
+        assert found[0][name].numpy().tobytes() == found[2][name].numpy().tobytes()
+
+
+def test_parts_of_tensors_are_stretched_too() -> None:
+    """Two rows of three; steps 1 and 3, equal weights, so that τ_eff = 2: 2 (1/1 + 3/3) / 2 where both trained."""
+    mean = CoverageMean({"w": torch.zeros(3)})
+    for kept, change, steps in (([0, 1], 1.0, 1.0), ([1, 2], 3.0, 3.0)):
+        some = part({"w": Indices((np.array(kept),))})
+        mean.add(some, {"w": torch.full((2,), change)}, 5, {"w": Stretch(1 / steps, steps)})
+    assert mean.result()["w"].tolist() == pytest.approx([2.0, 2.0, 2.0])
+
+
+def test_running_statistics_are_not_stretched() -> None:
+    """They are no sums of steps: a variance that is stretched could become negative."""
+    model = layered(nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1)))
+    state = Averaged(model.structure, model.initial())
+    whole = full(model.structure)
+    found = []
+    for normalise in get_args(Normalise):
+        fold = MeanFold(state, "overlap", "uniform", normalise=normalise)
+        for steps in (1, 3):
+            update = {name: torch.full_like(state.tensors[name], 0.5 * steps) for name in whole.trained}
+            chances = (Chance(0.5, part({}), 1), Chance(0.5, whole, steps))
+            fold.add(Reply(0, 0, whole, 4, {UPDATE: update}, steps=steps, chances=chances))
+        found.append(fold.finish(Server(None)).state.tensors)  # type: ignore[arg-type]
+    plain, *others = found
+    for other in others:
+        assert torch.equal(plain["1.running_var"], other["1.running_var"])
+    assert not torch.equal(plain["0.weight"], others[1]["0.weight"])
+
+
+def test_steps_that_nobody_stamped_are_an_error() -> None:
+    with pytest.raises(ValueError, match="did not say how many steps"):
+        mean_of([answer(DEEP, 1.0, 1, 0)], "steps")

@@ -18,6 +18,8 @@ from fedpmt.methods import (
     Fold,
     Gather,
     LocalWork,
+    MeanFold,
+    Normalise,
     Outcome,
     Part,
     PartAveraging,
@@ -48,7 +50,7 @@ class CountedSteps(LocalWork[None]):
 class FedNova(PartAveraging):
     """Every device trains the whole model in as many steps as it can afford; the server evens them out."""
 
-    normalised: bool = True  # else the plain mean of FedAvg
+    normalise: Normalise = "steps"  # none: the plain mean of FedAvg
 
     @property
     def traits(self) -> Traits:
@@ -69,14 +71,13 @@ class FedNova(PartAveraging):
         return replace(task, steps=max(fitting, default=1))
 
     def fold(self, state: Averaged, round: Round) -> Fold[Averaged]:
-        return Gather(partial(self.normalise, state, round))
+        return Gather(partial(self.average, state))
 
-    def normalise(
-        self, state: Averaged, round: Round, replies: list[Reply], server: Server
-    ) -> Step[Averaged]:
+    def average(self, state: Averaged, replies: list[Reply], server: Server) -> Step[Averaged]:
         """Scale each update by τ_eff / τ_k, and average as always; running statistics of norms stay as they are."""
-        mean, parameters = super().fold(state, round), set(state.structure.parameters)
-        taus = [float(reply.scalars["tau"]) if self.normalised else 1.0 for reply in replies]
+        mean = MeanFold(state, self.mean, self.weight, self.server)
+        parameters = set(state.structure.parameters)
+        taus = [float(reply.scalars["tau"]) if self.normalise != "none" else 1.0 for reply in replies]
         weights = [weight_of(self.weight, reply.samples) for reply in replies]
         # τ_eff = Σ_k p_k τ_k
         effective = sum(a * tau for a, tau in zip(weights, taus, strict=True)) / (sum(weights) or 1)
@@ -86,4 +87,4 @@ class FedNova(PartAveraging):
         return mean.finish(server)
 
     def neutral(self) -> "FedNova":
-        return replace(self, normalised=False)
+        return replace(self, normalise="none")

@@ -9,19 +9,25 @@ A round has |S| slots. A slot's depth never changes; which device sits in it doe
 So A_k of equation 7 is one constant array, and arms that share a problem share their random draws, which makes
 their differences sharper than their values. Device k's depth, where fixed, is that of its place in the fleet:
 the first |K| p_1 devices have depth 1, and so on.
+
+A slot's depth is what its budget pays for in all τ steps, if a step of depth i costs 1/3 + 2/3 i / |I| of a full one.
+An arm's plan says what the slot does with that budget:
+
+    paper     its depth, all steps
+    traded    all blocks, in the steps that the budget leaves
+    rotated   with probability 1 / R the traded pair, else the paper's
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from fedpmt.seeds import generator
 from fedpmt.types import SettingError
 from reproduction.theory.bound import Constants
-from reproduction.theory.problems import coverage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +36,10 @@ if TYPE_CHECKING:
 
 CHUNK = 128
 """Rounds whose random numbers are drawn at once; part of what a seed means."""
+
+
+TURNS = 4  # R
+DRAWS = 10_000  # over which the pull of a mean that is not right over the draws is averaged
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,8 @@ class Arm:
     offset: float  # λ
     epsilon: float = 1.0  # ε
     redrawn: bool = False
+    plan: Literal["paper", "traded", "rotated"] = "paper"
+    normalise: Literal["none", "steps", "draws"] = "none"  # as in `fedpmt.methods.averaging`
 
     @property
     def cohort(self) -> int:
@@ -61,6 +73,71 @@ class Arm:
     def free(self) -> bool:
         """Any device may sit in any slot: levels are redrawn, or all are the same."""
         return self.redrawn or max(self.counts) == self.cohort
+
+
+class Pairs(NamedTuple):
+    """What each slot may do in a round, (slots, 2): the usual pair of a depth and a number of steps, and the other."""
+
+    chances: np.ndarray
+    depths: np.ndarray
+    steps: np.ndarray  # τ_k
+
+    @classmethod
+    def of(cls, arm: Arm, steps: int) -> Pairs:
+        """The pairs of an arm's plan.
+
+        >>> Pairs.of(Arm("a", (1, 0, 0, 1), 0.0, plan="rotated"), 4).steps.tolist()  # half of the budget, and all
+        [[4, 2], [4, 4]]
+        """
+        own, most = np.array(arm.levels), len(arm.counts)
+        # c_i τ / c_|I|, where c_i = (|I| + 2 i) / (3 |I|)
+        left = np.maximum(1, (most + 2 * own) * steps // (3 * most))
+        usual, other = (own, np.full_like(own, steps)), (np.full_like(own, most), left)
+        if arm.plan != "rotated":
+            usual = other = usual if arm.plan == "paper" else other
+        turn = 1 / TURNS if arm.plan == "rotated" else 0.0
+        chances = np.tile([1 - turn, turn], (len(own), 1))
+        return cls(chances, *(np.stack(both, axis=-1) for both in zip(usual, other, strict=True)))
+
+
+def mean_weights(arm: Arm, pairs: Pairs, turns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What each slot's change counts for in each block, (.., slots, blocks), and its steps, (.., slots).
+
+    `turns` says which slots have drawn the other pair. This is `CoverageMean` of the library, in NumPy.
+    """
+    blocks = np.arange(len(arm.counts))
+    covers = pairs.depths[:, :, None] > blocks[::-1]  # slot, pair, block
+    place = np.arange(len(pairs.depths)), turns.astype(np.int64)
+    trained, steps = covers[place].astype(np.float64), pairs.steps[place]
+    if arm.normalise == "none":
+        # equation 7: f_k / Σ f_k
+        return trained / np.maximum(trained.sum(axis=-2, keepdims=True), 1), steps
+    if arm.normalise == "steps":
+        reached, expected, chances = trained, steps.astype(np.float64), np.ones_like(trained)
+    else:
+        chances = (pairs.chances[:, :, None] * covers).sum(axis=1)  # q_kl
+        reached, expected = (chances > 0).astype(np.float64), (pairs.chances * pairs.steps).sum(axis=1)
+    count = np.maximum(reached.sum(axis=-2, keepdims=True), 1)
+    length = (reached * expected[..., None]).sum(axis=-2, keepdims=True) / count  # τ_l
+    # τ_l (f_kl / q_kl) / τ_k / Σ 1
+    return length * trained / np.maximum(chances, 1e-300) / steps[..., None] / count, steps
+
+
+def mean_pull(arm: Arm, steps: int) -> np.ndarray:
+    """E[A_k τ_k], (slots, blocks): how strongly each slot pulls at each block while step sizes are small."""
+    pairs = Pairs.of(arm, steps)
+    if arm.normalise == "draws":
+        # A slot's weight depends on its own draw alone.
+        both = [mean_weights(arm, pairs, np.full(arm.cohort, turn)) for turn in (False, True)]
+        return np.asarray(
+            sum(
+                pairs.chances[:, [turn]] * weights * taken[:, None]
+                for turn, (weights, taken) in enumerate(both)
+            )
+        )
+    draws = generator(0, "theory/pull").random((DRAWS, arm.cohort)) < pairs.chances[:, 1]
+    weights, taken = mean_weights(arm, pairs, draws)
+    return np.asarray((weights * taken[..., None]).mean(axis=0))
 
 
 @dataclass(frozen=True)
@@ -107,14 +184,11 @@ def descend(
     _check(problem, arms)
     slots, places = arms[0].cohort, recorded_rounds(rounds, records)
     metered = set(places[:: -(-len(places) // measured)].tolist())
-    weights = np.stack([coverage(arm.levels, problem.blocks) for arm in arms])[
-        :, None
-    ]  # A_k: arm, 1, slot, entry
-    masks = (weights > 0).astype(np.float64)  # f_k
+    plans = [Pairs.of(arm, steps) for arm in arms]
     scales = np.array([2 / (problem.strong_convexity * arm.epsilon) for arm in arms])
     offsets = np.array([arm.offset for arm in arms])
     point = np.tile(problem.start, (len(arms), len(seeds), 1))
-    meters = _Meters(problem, weights, len(seeds))
+    meters = _Meters(problem, len(arms))
     errors = []
     for first in range(1, rounds + 1, CHUNK):
         count = min(CHUNK, rounds + 1 - first)
@@ -122,10 +196,17 @@ def descend(
         draws = np.stack(
             [problem.draw(_rng(seed, "gradient", first), (CHUNK, steps, slots)) for seed in seeds], axis=2
         )
+        work = _work(arms, plans, seeds, first)
         wanted = set(places[(places >= first) & (places < first + count)].tolist())
         for place in range(count):
             t = first + place
             seated = owners[min(place, len(owners) - 1)]
+            if place == 0 or len(work[0]) > 1:
+                # A_k and τ_k: arm, seed or 1, slot, entry
+                weights, counts = (each[min(place, len(each) - 1)] for each in work)
+                weights = np.repeat(weights, problem.blocks, axis=-1)
+                masks = (weights > 0).astype(np.float64)  # f_k
+                equal = bool((counts == steps).all())
             rates = masks * (scales / (t + offsets))[:, None, None, None]  # η_t f_k
             if t in wanted:
                 errors.append(problem.losses(point) - problem.minimum)
@@ -136,9 +217,9 @@ def descend(
             for step in range(steps):
                 gradients = problem.noisy_gradients(local, seated, draws[place, step])
                 if measure:
-                    meters.read(local, seated, gradients)
-                # equation 6: w_k <- w_k - η_t ∇F_k(w_k, ξ_k) ∘ f_k
-                local -= rates * gradients
+                    meters.read(local, seated, gradients, weights)
+                # equation 6: w_k <- w_k - η_t ∇F_k(w_k, ξ_k) ∘ f_k, for τ_k steps
+                local -= rates * gradients if equal else rates * (step < counts[..., None]) * gradients
             # equation 7: w <- w + Σ_k A_k ∘ (w_k - w)
             local -= point[:, :, None]
             point = point + (weights * local).sum(axis=2)
@@ -166,6 +247,23 @@ def _check(problem: Problem, arms: Sequence[Arm]) -> None:
 
 def _rng(seed: int, purpose: str, first: int) -> np.random.Generator:
     return generator(seed, f"theory/{purpose}", first)
+
+
+def _work(
+    arms: Sequence[Arm], plans: Sequence[Pairs], seeds: Sequence[int], first: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and steps of each slot: (rounds, arms, seeds, slots, ..); one round and seed where nothing is drawn."""
+    slots = arms[0].cohort
+    if any(arm.plan == "rotated" for arm in arms):
+        draws = np.stack([_rng(seed, "rotation", first).random((CHUNK, slots)) for seed in seeds], axis=1)
+    else:
+        draws = np.ones((1, 1, slots))
+    every = [
+        mean_weights(arm, pairs, draws < pairs.chances[:, 1]) for arm, pairs in zip(arms, plans, strict=True)
+    ]
+    return np.stack([weights for weights, _ in every], axis=1), np.stack(
+        [steps for _, steps in every], axis=1
+    )
 
 
 def _seat(problem: Problem, arms: Sequence[Arm], seeds: Sequence[int], first: int) -> np.ndarray:
@@ -196,9 +294,8 @@ def _seat(problem: Problem, arms: Sequence[Arm], seeds: Sequence[int], first: in
 class _Meters:
     """G, δ and ε at the recorded rounds, arm by arm."""
 
-    def __init__(self, problem: Problem, weights: np.ndarray, seeds: int) -> None:
-        arms = len(weights)
-        self._problem, self._weights = problem, weights
+    def __init__(self, problem: Problem, arms: int) -> None:
+        self._problem = problem
         self._gradient_square = np.zeros(arms)
         self._variances = np.zeros((arms, problem.devices))
         self._epsilon, self._summed = np.full(arms, np.inf), np.full(arms, np.inf)
@@ -216,14 +313,14 @@ class _Meters:
         seen = problem.variances(spread, np.broadcast_to(np.arange(devices), shape)).mean(axis=1)
         self._variances = np.maximum(self._variances, seen)
 
-    def read(self, local: np.ndarray, owners: np.ndarray, gradients: np.ndarray) -> None:
+    def read(self, local: np.ndarray, owners: np.ndarray, gradients: np.ndarray, weights: np.ndarray) -> None:
         """G², and the ratio of Proposition 1 at the devices' models, before a local step."""
         problem = self._problem
         squares = (gradients**2).sum(axis=-1).mean(axis=1).max(axis=-1)
         self._gradient_square = np.maximum(self._gradient_square, squares)
         away = local - problem.optimum
         exact = problem.local_gradients(local, owners)
-        left = self._weights.shape[2] * (away * self._weights * exact).sum(axis=-1)
+        left = weights.shape[2] * (away * weights * exact).sum(axis=-1)
         right = problem.local_losses(local, owners) - self._at_optimum[owners]
         right = right + problem.strong_convexity / 2 * (away**2).sum(axis=-1)
         ratios = _ratios(left, right)

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedpmt.data.sets.synthetic import CLASSES, SyntheticData
 from fedpmt.seeds import generator
+from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,7 +168,15 @@ class Problem(ABC):
 
     def floor(self, levels: Sequence[int]) -> float:
         """F - F* there: the error that no number of rounds removes."""
-        return max(0.0, float(self.losses(self.rest(levels))) - self.minimum)
+        return self.error(self.rest(levels))
+
+    def pulled(self, pull: np.ndarray) -> float:
+        """F - F* where these pulls of all devices at each block, (devices, blocks), balance."""
+        return self.error(stationary(self, np.repeat(pull, self.blocks, axis=1), self.optimum))
+
+    def error(self, point: np.ndarray) -> float:
+        """F - F*, without what rounding leaves below zero."""
+        return max(0.0, float(self.losses(point)) - self.minimum)
 
 
 class Quadratic(Problem):
@@ -175,7 +184,8 @@ class Quadratic(Problem):
 
     All blocks have the same size and the same curvatures, from μ to L. With `coupling` = 0, H is diagonal and
     blocks do not feel each other; else H is rotated by a turn of that angle between neighbours across blocks.
-    `difference` is the deviation of the centres c_k: 0 makes the devices alike (i.i.d.).
+    `difference` is the deviation of the centres c_k: 0 makes the devices alike (i.i.d.). With `two_classes` it is that
+    of the centres of ten classes, and c_k is the mean of two of them, those with neighbouring numbers.
     """
 
     def __init__(
@@ -189,6 +199,7 @@ class Quadratic(Problem):
         noise: float = 1.0,
         difference: float = 0.0,
         coupling: float = 0.0,
+        two_classes: bool = False,
         seed: int = 0,
     ) -> None:
         self.name = "quadratic"
@@ -201,7 +212,11 @@ class Quadratic(Problem):
             turn = _rotation(blocks, size, coupling)
             self.matrix = turn @ self.matrix @ turn.T
         rng = generator(seed, "theory/quadratic")
-        self.centres = difference * rng.standard_normal((devices, self.dimension))  # c_k
+        kinds = CLASSES if two_classes else devices
+        self.centres = difference * rng.standard_normal((kinds, self.dimension))  # c_k
+        if two_classes:
+            held = np.arange(devices)[:, None] + np.arange(2)
+            self.centres = self.centres[held % CLASSES].mean(axis=1)
         self.start = np.ones(self.dimension)
 
     def _slopes(self, offsets: np.ndarray) -> np.ndarray:
@@ -255,6 +270,8 @@ class Softmax(Problem):
     neighbouring features, and the bias belongs to the last. Inputs are divided by one number, so that L is 1 + μ
     where devices keep their data. They keep a share `own` of it, and the rest is dealt out again at random; or,
     `pooled`, every device has the samples of all, which is what i.i.d. means in the theorem. F is the same in each.
+    With `two_classes` the samples are sorted by class instead, and each device has two of them, half of its samples
+    each; F is another, since classes with few samples are repeated and those with many cut to fit.
     """
 
     def __init__(
@@ -266,6 +283,7 @@ class Softmax(Problem):
         beta: float = 1.0,
         own: float = 1.0,
         pooled: bool = False,
+        two_classes: bool = False,
         features: int = 11,
         samples: int = 100,
         batch: int = 4,
@@ -285,6 +303,9 @@ class Softmax(Problem):
         kept = round(own * samples)
         order = generator(seed, "theory/deal").permutation(devices * (samples - kept))
         inputs, answers = _deal(inputs, kept, order), _deal(answers, kept, order)
+        if two_classes:
+            held = _sort_by_class(answers.argmax(axis=-1))
+            inputs, answers = (every.reshape(devices * samples, -1)[held] for every in (inputs, answers))
         if pooled:
             inputs, answers = (
                 np.broadcast_to(
@@ -359,6 +380,21 @@ def _curvature(inputs: np.ndarray) -> float:
     """The largest λ_max(mean x xᵀ) / 2 of a device: a softmax bends by at most 1/2 in its logits."""
     squares = np.swapaxes(inputs, -1, -2) @ inputs / inputs.shape[-2]
     return float(np.linalg.eigvalsh(squares).max()) / 2
+
+
+def _sort_by_class(labels: np.ndarray) -> np.ndarray:
+    """The samples that each device gets if all hold two classes: (devices, samples), numbers of pooled samples."""
+    devices, samples = labels.shape
+    pool, half = labels.reshape(-1), samples // 2
+    counts = np.bincount(pool, minlength=CLASSES)
+    # Halves of devices by class, about in proportion; no class has more than one half of every device.
+    ends = np.round(2 * devices * np.cumsum(counts) / counts.sum()).astype(np.int64)
+    halves = np.diff(ends, prepend=0)
+    if halves.max() > devices:
+        raise SettingError(f"two classes are refused: one class has {counts.max()} of {len(pool)} samples")
+    runs = [np.resize(np.flatnonzero(pool == kind), (number, half)) for kind, number in enumerate(halves)]
+    every = np.concatenate([run for run in runs if len(run)])
+    return np.concatenate([every[:devices], every[devices:]], axis=1)
 
 
 def _deal(every: np.ndarray, kept: int, order: np.ndarray) -> np.ndarray:

@@ -1,16 +1,16 @@
-"""The four studies of convergence: the rate, the theorem's own step size, the gap against ψ, and the floor."""
+"""The studies of convergence: the rate, the theorem's own step size, the gap against ψ, the floor, and our plans."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from fedpmt.seeds import generator
 from reproduction.theory.bound import least_offset
-from reproduction.theory.descent import Arm, Trace, descend
+from reproduction.theory.descent import Arm, Trace, descend, mean_pull
 from reproduction.theory.problems import Problem, Quadratic, Softmax
 
 if TYPE_CHECKING:
@@ -28,6 +28,18 @@ FEDAVG = "FedAvg"
 FEDPMT = "FedPMT"
 REDRAWN = "FedPMT, levels redrawn"
 FIXED = "FedPMT, levels fixed"
+
+
+PLANNED_STEPS = 4  # τ of the study of plans: budgets buy 2, 2, 3 and 4 steps of all blocks
+PLANS: tuple[tuple[Literal["paper", "traded", "rotated"], Literal["none", "steps", "draws"]], ...] = (
+    ("paper", "none"),
+    ("traded", "none"),
+    ("traded", "steps"),
+    ("rotated", "none"),
+    ("rotated", "steps"),
+    ("rotated", "draws"),
+)
+"""What devices do with their budget, and what their changes are divided by before the mean."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +75,19 @@ class Case:
     traces: tuple[Trace, ...]
     floor: float = 0.0  # F(w°) - F* of the arm with fixed levels
     heterogeneity: float = 0.0  # Λ
+    rests: tuple[float, ...] = ()  # F - F* where each arm comes to rest
 
     def __getitem__(self, name: str) -> Trace:
         return next(trace for trace in self.traces if trace.arm.name == name)
 
 
-def quadratic(difference: float = 0.0, coupling: float = 0.0, smoothness: float = 4.0) -> Quadratic:
+def quadratic(
+    difference: float = 0.0, coupling: float = 0.0, smoothness: float = 4.0, two_classes: bool = False
+) -> Quadratic:
     """The quadratic of all studies but the theorem's: μ = 1, four blocks of eight."""
     return Quadratic(
         devices=DEVICES, blocks=DEPTHS, size=8, strong_convexity=1.0, smoothness=smoothness, noise=1.0,
-        difference=difference, coupling=coupling,
+        difference=difference, coupling=coupling, two_classes=two_classes,
     )  # fmt: skip
 
 
@@ -245,3 +260,37 @@ def floor(scope: Scope) -> list[Floor]:
             )
         )  # fmt: skip
     return floors
+
+
+def plans(scope: Scope) -> list[Case]:
+    """Fixed levels, two classes per device: the paper's plan, and ours within the same budget, under each mean."""
+    even, full = (DEVICES // DEPTHS,) * DEPTHS, (0,) * (DEPTHS - 1) + (DEVICES,)
+    cases = []
+    for problem, rounds in (
+        (quadratic(difference=1.0, two_classes=True), scope.quadratic_rounds),
+        (Softmax(devices=DEVICES, blocks=DEPTHS, two_classes=True), scope.softmax_rounds),
+    ):
+        # What the bound of the unbiased mean asks for, 4 τ L / μ.
+        offset = 2 * small_offset(problem)
+        arms = [Arm(FEDAVG, full, offset)]
+        arms += [
+            Arm(f"{plan}, {normalise}", even, offset, plan=plan, normalise=normalise)
+            for plan, normalise in PLANS
+        ]
+        traces = descend(
+            problem,
+            arms,
+            seeds=scope.seeds,
+            rounds=rounds,
+            steps=PLANNED_STEPS,
+            records=80,
+            measured=scope.measured,
+        )
+        rests = tuple(problem.pulled(mean_pull(arm, PLANNED_STEPS)) for arm in arms)
+        cases.append(
+            Case(
+                problem.name.split(" ")[0], "two classes", "full", tuple(traces),
+                heterogeneity=problem.heterogeneity, rests=rests,
+            )
+        )  # fmt: skip
+    return cases

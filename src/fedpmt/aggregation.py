@@ -6,13 +6,21 @@ With C_j the devices that trained entry j and a_k the weight of device k:
     fill:     w_j <- w_j + Σ_{k in C_j} a_k (w_kj - w_j) / Σ_{k in S} a_k
     zero:     w_j <- Σ_{k in C_j} a_k w_kj / Σ_{k in S} a_k,  where somebody trained the tensor at all
 
+Where devices differ in steps τ_k, or train tensor l only with probability q_kl, a difference can be stretched:
+
+    w_l <- w_l + τ_l Σ_{k in C_l} (a_k / q_kl) (w_kl - w_l) / τ_k / Σ_{k: q_kl > 0} a_k,
+    τ_l  = Σ_{k: q_kl > 0} a_k E[τ_k] / Σ_{k: q_kl > 0} a_k
+
+With q = 1 this is FedNova, tensor by tensor; the mean over the draws is that of devices that train everything
+(Horvitz-Thompson). With equal steps as well it is the overlap mean, to the bit.
+
 It is computed from differences, so that an entry nobody trained, or that training did not change, keeps
 its bits, and "everybody trains everything" is FedAvg to the bit.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +29,7 @@ from fedpmt import kernels
 from fedpmt.parts.part import Indices, Whole, add_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -34,6 +42,13 @@ BLOCK = 2**17
 
 TOGETHER = 5
 """Whole tensors wait until so many can be folded in one pass over the sum, since memory is what takes the time."""
+
+
+class Stretch(NamedTuple):
+    """What a device's difference of one tensor counts for, beyond its weight; steps are in any unit."""
+
+    factor: float  # 1 / (q_kl τ_k)
+    steps: float  # E[τ_k]
 
 
 class CoverageMean:
@@ -49,19 +64,38 @@ class CoverageMean:
         self._covers: dict[str, Tensor | float] = {}  # Σ_{C_j} a_k; one number while every cover is whole
         self._total = 0.0  # Σ_S a_k
         self._unit = 0.0
+        self._steps: dict[str, tuple[float, float]] = {}  # Σ a_k E[τ_k] and Σ a_k, of stretched differences
         self._waiting: dict[str, list[tuple[Tensor, float]]] = {}
 
-    def add(self, part: Part, update: Tensors, weight: float, discount: float = 1.0) -> None:
-        """Fold in what one device changed; a `discount` makes the change smaller and leaves its weight as it is."""
+    def add(
+        self,
+        part: Part,
+        update: Tensors,
+        weight: float,
+        stretches: Mapping[str, Stretch] | None = None,
+        discount: float = 1.0,
+    ) -> None:
+        """Fold in what one device changed.
+
+        Args:
+            part: What it trained.
+            update: The differences of the trained tensors.
+            weight: a_k.
+            stretches: By tensor; one that the part does not train was not drawn this time, and counts as no change.
+            discount: Makes the change smaller, and leaves its weight as it is.
+        """
+        if stretches:
+            self._count_steps(part, weight, stretches)
         # Sums are in units of the first weight, so that devices of equal weight, the usual case, need no product.
         self._unit = self._unit or weight or 1.0
         share = weight * discount / self._unit
         self._total += weight
         for name, selection in part.trained.items():
             cover = self._covers.get(name, 0.0)
+            scale = share * stretches[name].factor if stretches and name in stretches else share
             if isinstance(selection, Whole):
                 self._covers[name] = cover + weight
-                self._waiting.setdefault(name, []).append((update[name], share))
+                self._waiting.setdefault(name, []).append((update[name], scale))
                 if len(self._waiting[name]) == TOGETHER:
                     self._fold(name)
                 continue
@@ -70,7 +104,7 @@ class CoverageMean:
             kind = summed_type(current)
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(current, dtype=kind)
-            difference = update[name] if share == 1 else update[name].to(kind) * share
+            difference = update[name] if scale == 1 else update[name].to(kind) * scale
             if not isinstance(cover, torch.Tensor):
                 self._covers[name] = cover = torch.full_like(current, cover, dtype=kind)
             sums = self._sums[name]
@@ -85,6 +119,8 @@ class CoverageMean:
         found: dict[str, tuple[Tensor, Tensor | None]] = {}
         for name, cover in self._covers.items():
             self._fold(name)
+            if name not in self._sums:
+                continue  # devices could have trained it, but none of them drew it
             difference = self._sums[name]
             if self._rule == "zero":
                 # Σ_C a (w_k - w) + Σ_{S - C} a (0 - w), over Σ_S a
@@ -97,11 +133,13 @@ class CoverageMean:
                 continue
             covered = cover != 0 if isinstance(cover, torch.Tensor) else None
             trained = cover if self._rule == "overlap" else self._total
+            steps, weights = self._steps.get(name, (1.0, 1.0))
+            unit = self._unit * (steps / weights)  # in which τ_l is 1 where all devices take as many steps
             if isinstance(trained, torch.Tensor):
                 # Where the cover is zero so is the sum: dividing by one leaves it zero.
-                difference.div_(trained.masked_fill(trained == 0, 1) / self._unit)
+                difference.div_(trained.masked_fill(trained == 0, 1) / unit)
             else:
-                difference.div_(trained / self._unit)
+                difference.div_(trained / unit)
             found[name] = difference, covered
         return found
 
@@ -111,6 +149,13 @@ class CoverageMean:
         for name, (change, _) in self.changes().items():
             new[name] = change.add_(self.weights[name]).to(self.weights[name].dtype)
         return new
+
+    def _count_steps(self, part: Part, weight: float, stretches: Mapping[str, Stretch]) -> None:
+        for name, stretch in stretches.items():
+            steps, weights = self._steps.get(name, (0.0, 0.0))
+            self._steps[name] = steps + weight * stretch.steps, weights + weight
+            if name not in part.trained:
+                self._covers[name] = self._covers.get(name, 0.0) + weight
 
     def _fold(self, name: str) -> None:
         """Add Σ a_k (w_k - w) of the whole tensors that wait, in their order, block by block."""

@@ -105,6 +105,7 @@ def test_each_symbol_of_the_paper_has_a_row() -> None:
         "README.md",
         "docs/adding-a-method.md",
         "docs/own-model.md",
+        "docs/methods/fedpmt.md",
         "docs/own-clients.md",
         "docs/fine-tuning.md",
         "docs/fleets.md",

@@ -162,7 +162,7 @@ class TestFedNova:
             Reply(device, 0, part, count, {UPDATE: {"0.weight": torch.tensor([[change]])}}, {"tau": tau})
             for device, (change, count, tau) in enumerate([(-2.0, 10, 2.0), (-3.0, 30, 6.0)])
         ]
-        for method, expected in ((FedNova(), -2.125), (FedNova(normalised=False), -1.75)):
+        for method, expected in ((FedNova(), -2.125), (FedNova(normalise="none"), -1.75)):
             bench = Bench(method, model)
             bench.state = bench.method.init(_setup(bench))
             assert float(bench.aggregate(replies).state.tensors["0.weight"]) == pytest.approx(expected)

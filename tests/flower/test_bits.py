@@ -76,6 +76,18 @@ def test_every_method_has_the_bits_of_the_simulator_and_its_bytes(method: str, t
         assert all(one.outcome == "arrived" for one in ours.devices)
 
 
+def test_steps_and_draws_have_the_bits_of_the_simulator(tmp_path: Path) -> None:
+    """The server counts what it asked for, and what it could have: neither comes back with a reply."""
+    given = {**BITS, "method": "fedpmt", "plan": "rotated", "options": {"every": 2, "normalise": "draws"}}
+    simulated = api.run(out=tmp_path / "simulated", **given)
+    deployed, _ = deploy(tmp_path, given)
+    assert_same_bits(deployed, simulated)
+    plain = api.run(out=tmp_path / "plain", **{**given, "options": {"every": 2}})
+    assert plain.result is not None
+    assert simulated.result is not None
+    assert simulated.result.weights_sha256 != plain.result.weights_sha256
+
+
 def test_unequal_devices_have_the_bits_of_the_simulator(tmp_path: Path) -> None:
     """The server plans by what nodes report, and weighs by it; what they keep for their own test is not trained on."""
     given = {**BITS, "method": "fedpmt", "partition": "iid", "amounts": "lognormal:1", "held_out": 0.2}

@@ -491,6 +491,10 @@ REFUSED += [
         "(set fedpmt.weight=uniform)",
     ),
     (["--budget", "upload"], "budget = 'upload' is refused with secagg: every upload is as long as"),
+    (
+        ["--set", "fedpmt.normalise=steps"],
+        "fedpmt.normalise must be none with secagg, where the server cannot",
+    ),
 ]
 
 

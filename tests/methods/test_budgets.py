@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from benches import Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,9 +18,10 @@ from fedpmt import api
 from fedpmt.devices.fleet import make_fleet
 from fedpmt.methods.averaging import Composed
 from fedpmt.methods.base import Round
+from fedpmt.methods.feddrop import FedDrop
 from fedpmt.methods.fedmp import FedMP
 from fedpmt.methods.fedpmt import FedPMT
-from fedpmt.methods.fedprox import Proximal
+from fedpmt.methods.fedprox import FedProx, Proximal
 from fedpmt.methods.fjord import FjORD
 from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.methods.ist import IST
@@ -43,6 +45,7 @@ from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import assemble, extra_of, plan
 from fedpmt.simulation.bookkeeping import record_device
 from fedpmt.simulation.cohort import assign
+from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
@@ -349,3 +352,41 @@ def test_without_a_budget_the_planned_depth_stands_whatever_else_the_work_takes(
         _, assignments = made.open(made.start())
         labels = {one.device.level: one.part.label for one in assignments}
     assert labels == {level: f"depth {level}" for level in range(1, LEVELS + 1)}
+
+
+def test_a_rotated_plan_says_what_could_have_been_drawn() -> None:
+    """With probability 1 / R all layers in the steps that are left for them, else the traded pair."""
+    bench = Bench(FedPMT(plan="rotated", every=3, share=1.0), batch=2)  # four steps
+    masks = FedPMT().masks(bench.state)
+    budget = 0.5 * bench.price(masks[-1]).sustained
+    tasks = [bench.task(0, index, budget) for index in range(300)]
+    usual, other = tasks[0].chances
+    assert (usual.probability, other.probability) == (1 - 1 / 3, 1 / 3)
+    assert set(usual.part.trained) < set(masks[-1].trained)
+    assert usual.steps == 4
+    assert (set(other.part.trained), other.steps) == (set(masks[-1].trained), 2)
+    drawn = [(set(task.offer[0].trained), task.steps or 4) for task in tasks]
+    pairs = [(set(one.part.trained), one.steps) for one in (usual, other)]
+    assert all(pair in pairs for pair in drawn)
+    assert np.mean([pair == pairs[1] for pair in drawn]) == pytest.approx(1 / 3, abs=0.08)
+
+
+def test_the_mean_counts_the_steps_that_the_server_asked_for() -> None:
+    """4 steps and 2, equal weights: τ_eff = 3, and 3 (Δ_1 / 4 + Δ_2 / 2) / 2, whatever the devices say."""
+    bench = Bench(FedProx(mu=0.0, normalise="steps"), batch=2)
+    whole = bench.price(full(bench.model.structure)).sustained
+    replies = [bench.reply(device, budget=share * whole) for device, share in enumerate((1.0, 0.5))]
+    assert [reply.steps for reply in replies] == [4, 2]
+    claims = [replace(reply, scalars={"tau": 1.0, "steps": 99}) for reply in replies]
+    before, after = bench.state.tensors, bench.aggregate(claims).state.tensors
+    for name in before:
+        one, other = (reply.update[name].double() for reply in replies)
+        expected = before[name] + 3 * (one / 4 + other / 2) / 2
+        np.testing.assert_allclose(after[name], expected, atol=1e-6)
+
+
+def test_zeros_in_place_of_what_others_train_cannot_be_normalised() -> None:
+    with pytest.raises(
+        SettingError, match=r"feddrop.normalise must be none with aggregation = zero \(got steps"
+    ):
+        FedDrop(aggregation="zero", normalise="steps")

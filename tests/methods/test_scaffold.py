@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedpmt import api
+from fedpmt.methods.averaging import effective_steps
 from fedpmt.methods.base import Prototype, Setup
 from fedpmt.methods.fedavg import FedAvg
-from fedpmt.methods.scaffold import CONTROL, Control, Controlled, Scaffold, effective_steps
+from fedpmt.methods.scaffold import CONTROL, Control, Controlled, Scaffold
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL
 from fedpmt.records import DEVICES

@@ -214,6 +214,7 @@ def test_scores_of_validation_data_are_not_of_the_test_set() -> None:
     assert len(hashes(tested, validated)) == 1
     assert tested.result is not None
     assert validated.result is not None
+    assert validated.result.score is not None
     assert tested.result.score != validated.result.score
     # A fifth of 4,000 images.
     assert (validated.result.score * 800) % 1 == pytest.approx(0, abs=1e-6)

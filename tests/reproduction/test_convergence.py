@@ -53,6 +53,7 @@ def test_every_row_fits_its_columns(artefact: Artefact) -> None:
         "The bound and the error, step size of Theorem 1",
         "The gap against ψ",
         "The floor of fixed levels",
+        "Plans within one budget: two classes per device, levels fixed",
     ]
     for table in artefact.tables:
         assert table.rows
@@ -85,6 +86,19 @@ def test_the_poorest_mix_is_the_furthest_from_fedavg(artefact: Artefact) -> None
     assert arms[0]["psi"] == 4
     assert arms[-1]["ratio"][0] == max(arm["ratio"][0] for arm in arms)
     assert arms[-1]["ratio"][0] == pytest.approx(arms[-1]["psi"] / 4, rel=0.5)
+
+
+def test_the_bound_of_the_unbiased_mean_is_above_the_error(artefact: Artefact) -> None:
+    bounded = 0
+    for case in artefact.values["plans"]:
+        assert [arm["bound"] is not None for arm in case["arms"]] == [
+            arm["rest"] < 1e-9 for arm in case["arms"]
+        ]
+        for arm in case["arms"]:
+            if arm["bound"] is not None:
+                bounded += 1
+                assert arm["errors"][-1] < arm["bound"]
+    assert bounded == 6  # FedAvg, traded by steps, rotated by draws; on two problems
 
 
 def test_quick_takes_fewer_seeds_and_rounds() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,19 @@ from hypothesis import strategies as st
 
 from fedpmt.seeds import generator
 from reproduction.theory import Constants, least_offset, loss_bound, splitting_constant
-from reproduction.theory.bound import interval, level, ratio, slope
-from reproduction.theory.descent import CHUNK, Arm, Trace, _seat, descend
-from reproduction.theory.problems import Problem, Quadratic, Softmax, coverage
+from reproduction.theory.bound import interval, level, ratio, slope, unbiased_bound
+from reproduction.theory.descent import (
+    CHUNK,
+    TURNS,
+    Arm,
+    Pairs,
+    Trace,
+    _seat,
+    descend,
+    mean_pull,
+    mean_weights,
+)
+from reproduction.theory.problems import Problem, Quadratic, Softmax, _sort_by_class, coverage
 
 mixes = st.lists(st.integers(0, 20), min_size=1, max_size=6).filter(lambda counts: counts[-1] > 0)
 
@@ -204,6 +215,129 @@ def test_fixed_levels_end_on_the_computed_floor_and_redrawn_ones_do_not() -> Non
     assert expected > 0.01
     assert fixed.errors[:, -1] == pytest.approx(expected, rel=1e-3)
     assert redrawn.errors[:, -1].max() < 0.1 * expected
+
+
+PLANS = [
+    Arm(f"{plan}, {normalise}", (2, 2), 48.0, plan=plan, normalise=normalise)  # type: ignore[arg-type]
+    for plan, normalise in (
+        ("paper", "none"),
+        ("traded", "none"),
+        ("traded", "steps"),
+        ("rotated", "none"),
+        ("rotated", "steps"),
+        ("rotated", "draws"),
+    )
+]
+
+
+def test_what_plans_make_of_a_budget() -> None:
+    """|I| = 2, τ = 4: a step of depth 1 costs 2/3 of a full one, so its budget buys 2 full steps."""
+    paper, traded, rotated = (Pairs.of(PLANS[place], 4) for place in (0, 1, 3))
+    assert paper.depths.tolist() == [[1, 1], [1, 1], [2, 2], [2, 2]]
+    assert paper.steps.tolist() == [[4, 4]] * 4
+    assert traded.depths.tolist() == [[2, 2]] * 4
+    assert traded.steps.tolist() == [[2, 2], [2, 2], [4, 4], [4, 4]]
+    assert rotated.depths.tolist() == [[1, 2], [1, 2], [2, 2], [2, 2]]
+    assert rotated.steps.tolist() == [[4, 2], [4, 2], [4, 4], [4, 4]]
+    assert rotated.chances.tolist() == [[1 - 1 / TURNS, 1 / TURNS]] * 4
+
+
+@pytest.mark.parametrize("arm", PLANS, ids=lambda arm: arm.name)
+def test_weights_are_those_of_the_library(arm: Arm) -> None:
+    """Devices of four samples each change every block by their number: what `MeanFold` makes of it, draw by draw."""
+    import torch
+    from torch import nn
+
+    from fedpmt.methods.averaging import Averaged, MeanFold
+    from fedpmt.methods.base import Server
+    from fedpmt.models.layered import layered
+    from fedpmt.parts.depth import suffixes
+    from fedpmt.training.messages import UPDATE, Chance, Reply
+
+    model = layered(nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)))
+    masks, pairs = suffixes(model.structure, 2), Pairs.of(arm, 4)
+    for seed in range(8):
+        turns = np.random.default_rng(seed).random(4) < 0.5
+        weights, steps = mean_weights(arm, pairs, turns)
+        state = Averaged(
+            model.structure, {name: torch.zeros(1, 1, dtype=torch.float64) for name in model.initial()}
+        )
+        fold = MeanFold(state, "overlap", "samples", normalise=arm.normalise)
+        for device, turn in enumerate(turns.astype(int)):
+            chances = tuple(
+                Chance(float(chance), masks[depth - 1], int(count))
+                for chance, depth, count in zip(*(values[device] for values in pairs), strict=True)
+            )
+            update = {
+                name: torch.full((1, 1), device + 1.0, dtype=torch.float64)
+                for name in chances[turn].part.trained
+            }
+            fold.add(
+                Reply(device, 0, chances[turn].part, 4, {UPDATE: update}, steps=int(steps[device]), chances=chances)
+            )  # fmt: skip
+        found = [float(tensor) for tensor in fold.finish(Server(None)).state.tensors.values()]  # type: ignore[arg-type]
+        assert found == pytest.approx((weights * np.arange(1, 5)[:, None]).sum(axis=0).tolist())
+
+
+def test_only_the_right_mean_pulls_alike() -> None:
+    for arm in PLANS:
+        pull = mean_pull(arm, 4)
+        alike = bool(np.allclose(pull, pull[0]))
+        assert alike == (arm.name in ("traded, steps", "rotated, draws"))
+
+
+@pytest.mark.parametrize(
+    ("problem", "rounds"),
+    [
+        (Quadratic(devices=4, blocks=2, size=3, smoothness=3.0, difference=2.0, two_classes=True), 6000),
+        (
+            Softmax(
+                devices=4, blocks=2, features=3, samples=20, two_classes=True, regularisation=0.1, seed=2
+            ),
+            2500,
+        ),
+    ],
+    ids=["quadratic", "softmax"],
+)
+def test_fixed_levels_and_two_classes_converge_under_the_right_mean_only(
+    problem: Problem, rounds: int
+) -> None:
+    arms = [replace(arm, offset=16 * problem.smoothness / problem.strong_convexity) for arm in PLANS]
+    for trace in descend(problem, arms, seeds=range(6), rounds=rounds, steps=4, measured=4):
+        rest = problem.pulled(mean_pull(trace.arm, 4))
+        if trace.arm.name in ("traded, steps", "rotated, draws"):
+            assert rest == pytest.approx(0, abs=1e-12)
+            assert slope(trace).mean == pytest.approx(-1, abs=0.3)  # six seeds of a short run
+        else:
+            assert slope(trace).mean == pytest.approx(0, abs=0.15)
+            assert level(trace).mean == pytest.approx(rest, rel=0.2)
+
+
+def test_two_classes_are_two() -> None:
+    problem = Softmax(devices=6, blocks=3, features=5, samples=20, two_classes=True)
+    held = (problem.answers.sum(axis=1) > 0).sum(axis=-1)
+    assert held.tolist() == [2] * 6
+    assert problem.answers.shape == (6, 20, 10)
+    with pytest.raises(ValueError, match="two classes are refused"):
+        _sort_by_class(np.zeros((2, 4), dtype=np.int64))
+
+
+def test_the_bound_of_the_unbiased_mean_by_hand() -> None:
+    """μ = 1, L = 2, χ = 2, |S| = 8, τ = 3, τ̄ = 2, G² = 8: D = 16 (1/8 + 3/2 · 2 · 1) = 50.
+
+    v = max((λ + 1) Γ_1, 4 · 4 · 50 / 1) = 800; with Γ_1 = 100 and λ = 24 it is 25 · 100.
+    """
+    for distance, v in ((1.0, 800.0), (100.0, 2500.0)):
+        known = Constants(1.0, 2.0, distance, gradient_square=8.0)
+        found = unbiased_bound(known, chance=0.5, cohort=8, rounds=76, steps=3, mean_steps=2.0, offset=24.0)
+        assert found == pytest.approx(v / 100)
+    for wrong, match in (
+        ({"mean_steps": 1.0}, "mean_steps must be > 1"),
+        ({"offset": 14.0}, "offset must be >= 15"),
+    ):
+        given_all = {"chance": 0.5, "cohort": 8, "rounds": 1, "steps": 3, "mean_steps": 2.0, "offset": 24.0}
+        with pytest.raises(ValueError, match=match):
+            unbiased_bound(known, **given_all | wrong)  # type: ignore[arg-type]
 
 
 def test_epsilon_at_the_start_by_hand() -> None:

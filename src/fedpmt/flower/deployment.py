@@ -128,6 +128,11 @@ def _check_summable(method: Method[Any, Any], settings: Settings, deployment: De
         raise SettingError(
             f"method = '{name}' is refused with secagg: {why} (allowed: {', '.join(summable())})"
         )
+    normalise = getattr(method, "normalise", "none")
+    if normalise != "none":
+        raise SettingError(
+            f"{name}.normalise must be none with secagg, where the server cannot scale single updates (got {normalise})"
+        )
     if settings.splitting == "device" and getattr(method, "weight", "uniform") != "uniform":
         # Σ a_k f_k of a layer is opened, and every a_k is known: with unequal ones it tells who trained the layer.
         raise SettingError(

@@ -235,7 +235,8 @@ class MethodStrategy(Strategy):
         assert message is not None
         try:
             with reading("it"):
-                return "arrived", "", self._collector.read(message.content, self._order(one), one.samples)
+                reply = self._collector.read(message.content, self._order(one), one.samples)
+                return "arrived", "", replace(reply, steps=one.steps, chances=one.task.chances)
         except RefusedError as error:
             return "refused", str(error), None
 

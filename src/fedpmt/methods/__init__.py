@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedpmt.methods.averaging import Averaged as Averaged
     from fedpmt.methods.averaging import Composed as Composed
     from fedpmt.methods.averaging import MeanFold as MeanFold
+    from fedpmt.methods.averaging import Normalise as Normalise
     from fedpmt.methods.averaging import PartAveraging as PartAveraging
     from fedpmt.methods.averaging import send as send
     from fedpmt.methods.averaging import weight_of as weight_of
@@ -37,12 +38,21 @@ if TYPE_CHECKING:
     from fedpmt.training.local import Outcome as Outcome
     from fedpmt.training.local import Run as Run
     from fedpmt.training.messages import UPDATE as UPDATE
+    from fedpmt.training.messages import Chance as Chance
     from fedpmt.training.messages import Client as Client
     from fedpmt.training.messages import Reply as Reply
     from fedpmt.training.messages import Task as Task
 
 _HOMES = {
-    "fedpmt.methods.averaging": ("Averaged", "Composed", "MeanFold", "PartAveraging", "send", "weight_of"),
+    "fedpmt.methods.averaging": (
+        "Averaged",
+        "Composed",
+        "MeanFold",
+        "Normalise",
+        "PartAveraging",
+        "send",
+        "weight_of",
+    ),
     "fedpmt.methods.base": (
         "Fold",
         "Gather",
@@ -59,7 +69,7 @@ _HOMES = {
     "fedpmt.parts.depth": ("block", "full", "suffixes"),
     "fedpmt.parts.part": ("GLOBAL", "Extra", "Part"),
     "fedpmt.training.local": ("Job", "LocalWork", "Outcome", "Run"),
-    "fedpmt.training.messages": ("UPDATE", "Client", "Reply", "Task"),
+    "fedpmt.training.messages": ("UPDATE", "Chance", "Client", "Reply", "Task"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -9,21 +10,25 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits
 from fedpmt.parts.part import GLOBAL, Part, take
 from fedpmt.training.local import LocalWork
-from fedpmt.training.messages import UPDATE, Client, Reply, Task
+from fedpmt.training.messages import UPDATE, Chance, Client, Reply, Task
 from fedpmt.training.server import REPLACE, ServerOptimizer
 from fedpmt.types import MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from fedpmt.aggregation import Rule
+    from fedpmt.aggregation import Rule, Stretch
     from fedpmt.models.structure import Structure
     from fedpmt.training.server import Moments
 
 Weight = Literal["samples", "uniform"]
 """a_k = |D_k|, or 1; in the paper all devices hold equally many samples."""
+
+Normalise = Literal["none", "steps", "draws"]
+"""What a reply's difference is divided by before the mean: nothing; its steps, so that a device with fewer of them has
+its say; or its steps and how likely it was that it trained a layer, so that the mean is right over the draws."""
 
 
 def weight_of(weight: Weight, samples: int) -> int:
@@ -44,16 +49,26 @@ class MeanFold(Fold[Averaged]):
     """The coverage-weighted mean of all replies, then the server's step."""
 
     def __init__(
-        self, state: Averaged, rule: Rule, weight: Weight, server: ServerOptimizer = REPLACE
+        self,
+        state: Averaged,
+        rule: Rule,
+        weight: Weight,
+        server: ServerOptimizer = REPLACE,
+        normalise: Normalise = "none",
+        momentum: float = 0.0,
     ) -> None:
         from fedpmt.aggregation import CoverageMean
 
         self._state, self._weight, self._server = state, weight, server
+        self._normalise, self._momentum = normalise, momentum
+        self._parameters = frozenset(() if normalise == "none" else state.structure.parameters)
+        self._unit = 0.0  # τ of the first reply: steps are in its units, so that equal ones need no product
         self._mean = CoverageMean(state.tensors, rule)
 
     def add(self, reply: Reply) -> None:
-        weight = weight_of(self._weight, reply.samples)
-        self._mean.add(reply.part, reply.tensors[UPDATE], weight, reply.discount)
+        stretches = None if self._normalise == "none" else self._stretch(reply)
+        weight = reply.samples if self._weight == "samples" else 1
+        self._mean.add(reply.part, reply.tensors[UPDATE], weight, stretches, reply.discount)
 
     def finish(self, server: Server) -> Step[Averaged]:
         state = self._state
@@ -61,6 +76,56 @@ class MeanFold(Fold[Averaged]):
             return Step(replace(state, tensors=self._mean.result()))
         tensors, moments = self._server.apply(self._mean, state.structure.parameters, state.moments)
         return Step(Averaged(state.structure, tensors, moments))
+
+    def _stretch(self, reply: Reply) -> dict[str, Stretch]:
+        """1 / (q_kl τ_k) and E[τ_k] of each parameter; running statistics of norms are no sums of steps."""
+        from fedpmt.aggregation import Stretch
+
+        if reply.steps < 1:
+            raise ValueError(f"the server did not say how many steps device {reply.device} was asked for")
+        chances = reply.chances if self._normalise == "draws" else ()
+        possible = chances or (Chance(1.0, reply.part, reply.steps),)
+        steps = effective_steps(reply.steps, self._momentum)
+        self._unit = self._unit or steps
+        expected = expect(
+            [(one.probability, effective_steps(one.steps, self._momentum) / self._unit) for one in possible]
+        )
+        names = {name: None for one in possible for name in one.part.trained}
+        stretches = {}
+        for name in names if chances else reply.part.trained:
+            if name not in self._parameters:
+                continue
+            drawn = expect([(one.probability, float(name in one.part.trained)) for one in possible])  # q_kl
+            stretches[name] = Stretch(1 / (drawn * (steps / self._unit)), expected)
+        return stretches
+
+
+def expect(values: Sequence[tuple[float, float]]) -> float:
+    """The mean of values with these probabilities; exact where they are all the same.
+
+    >>> expect([(0.75, 1.0), (0.25, 5.0)]), expect([(1 / 3, 0.1), (2 / 3, 0.1)])
+    (2.0, 0.1)
+    """
+    first = values[0][1]
+    if all(value == first for _, value in values):
+        return first
+    return math.fsum(probability * value for probability, value in values)
+
+
+def effective_steps(steps: int, momentum: float) -> float:
+    """How often the K gradients of a local round stand in x - y, all together, in units of η.
+
+    K without momentum. With it each gradient comes back in later steps, and dividing by K alone would take the
+    gradient for up to 1 / (1 - m) times what it is.
+
+    >>> effective_steps(3, 0.0), effective_steps(3, 0.5)  # 1 + 1.5 + 1.75
+    (3.0, 4.25)
+    """
+    total, weight = 0.0, 0.0
+    for _ in range(steps):
+        weight = 1 + momentum * weight
+        total += weight
+    return total
 
 
 @dataclass(frozen=True)
@@ -73,6 +138,7 @@ class PartAveraging(Method[Averaged, Any]):
 
     weight: Weight = "samples"
     server: ServerOptimizer = REPLACE
+    normalise: Normalise = "none"
 
     @abstractmethod
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
@@ -103,7 +169,7 @@ class PartAveraging(Method[Averaged, Any]):
         return send(state.tensors, self.offer(state, client, round))
 
     def fold(self, state: Averaged, round: Round) -> Fold[Averaged]:
-        return MeanFold(state, self.mean, self.weight, self.server)
+        return MeanFold(state, self.mean, self.weight, self.server, self.normalise, round.momentum)
 
     def predictor(self, state: Averaged) -> Predictor:
         return Predictor("global", GLOBAL, state.tensors)

@@ -110,9 +110,8 @@ class Round:
     index: int  # t, from 0
     price: PriceOf
     rng: Seeds  # one generator per purpose and device, of this round
-    cohort: tuple[
-        int, ...
-    ] = ()  # S, the devices that are asked, in order; with events, in `fold`, who has ended
+    cohort: tuple[int, ...] = ()  # S, who is asked, in order; on a clock of events, in `fold`, who has ended
+    momentum: float = 0.0  # m, where devices train by SGD with momentum
     interval: float = math.inf  # virtual seconds from one server step to the next, where these are fixed
 
 

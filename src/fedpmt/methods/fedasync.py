@@ -35,7 +35,7 @@ class MixingFold(MeanFold):
             update = {name: change + (reply.sent[name] - now[name]) for name, change in update.items()}
         weight = weight_of(self._weight, reply.samples)
         # w <- w + α s(t - τ) (w_k - w)
-        self._mean.add(reply.part, update, weight, self._mixing * reply.discount)
+        self._mean.add(reply.part, update, weight, discount=self._mixing * reply.discount)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,12 @@ class FedAsync(PartAveraging):
     mixing: float = 0.6  # α
 
     def __post_init__(self) -> None:
-        require(self, mixing=(0 < self.mixing <= 1, "> 0 and <= 1"))
+        require(
+            self,
+            mixing=(0 < self.mixing <= 1, "> 0 and <= 1"),
+            # It mixes models, and of a late one only a part is the device's own steps.
+            normalise=(self.normalise == "none", "none"),
+        )
 
     @property
     def traits(self) -> Traits:

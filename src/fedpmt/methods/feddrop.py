@@ -48,7 +48,15 @@ class FedDrop(PartAveraging):
     match: Literal["nearest", "within"] = "nearest"  # what costs nearest to the budget, or the most within it
 
     def __post_init__(self) -> None:
-        require(self, keep=(self.keep is None or 0 < self.keep <= 1, "> 0 and <= 1"))
+        require(
+            self,
+            keep=(self.keep is None or 0 < self.keep <= 1, "> 0 and <= 1"),
+            # Zeros in place of what others did not train are no changes, which could be normalised.
+            normalise=(
+                self.aggregation != "zero" or self.normalise == "none",
+                "none with aggregation = zero",
+            ),
+        )
 
     @property
     def traits(self) -> Traits:

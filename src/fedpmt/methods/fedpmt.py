@@ -24,10 +24,12 @@ from fedpmt.parts.depth import block, suffixes
 from fedpmt.parts.part import mask
 from fedpmt.pricing.matching import largest
 from fedpmt.resources import ROUNDING
+from fedpmt.training.messages import Chance
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Round
     from fedpmt.parts.part import Part
+    from fedpmt.pricing.meter import Plan as DevicePlan
     from fedpmt.training.messages import Client, Task
 
 Plan = Literal["paper", "traded", "rotated"]
@@ -74,30 +76,20 @@ class FedPMT(PartAveraging):
 
     def assign(self, state: Averaged, client: Client, round: Round) -> Task:
         if self.plan == "paper" or client.plan is None:
-            return super().assign(state, client, round)
-        part, steps = client.plan.trade(
-            self.masks(state), 0.0 if self.draws_all(client, round) else self.share
-        )
-        return with_steps(send(state.tensors, (part,)), client, steps)
+            return send(state.tensors, self.offer(state, client, round))
+        drawn, *others = chances = self.chances(state, client.plan)
+        if others and round.rng("rotation", client.id).random() < others[0].probability:
+            drawn = others[0]
+        task = with_steps(send(state.tensors, (drawn.part,)), client, drawn.steps)
+        return replace(task, chances=chances)
 
-    def draws_all(self, client: Client, round: Round) -> bool:
-        """Whether it is a device's turn to train all layers that it has the memory for."""
-        return self.plan == "rotated" and bool(round.rng("rotation", client.id).random() < 1 / self.every)
-
-    def coverage(self, state: Averaged, client: Client) -> tuple[float, ...]:
-        """q_kl: how likely it is that a device trains each layer in a round in which it is asked."""
-        layers = len(state.structure.layers)
-        if self.plan != "rotated" or client.plan is None:
-            return (1.0,) * layers
+    def chances(self, state: Averaged, plan: DevicePlan) -> tuple[Chance, ...]:
+        """What a device may be asked for: the traded pair, and now and then all layers that it has the memory for."""
         masks = self.masks(state)
-        traded, _ = client.plan.trade(masks, self.share)
-        every, _ = client.plan.trade(masks, 0.0)
-        return tuple(
-            1.0 if usual else 1 / self.every if reached else 0.0
-            for usual, reached in zip(
-                mask(state.structure, traded), mask(state.structure, every), strict=True
-            )
-        )
+        if self.plan != "rotated":
+            return (Chance(1.0, *plan.trade(masks, self.share)),)
+        turn = 1 / self.every
+        return Chance(1 - turn, *plan.trade(masks, self.share)), Chance(turn, *plan.trade(masks, 0.0))
 
     def offer(self, state: Averaged, client: Client, round: Round) -> tuple[Part, ...]:
         """Option II: all masks, and the device's choice travels up with its reply."""

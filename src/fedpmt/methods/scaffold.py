@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Self
 
-from fedpmt.methods.averaging import Averaged, MeanFold, Weight
+from fedpmt.methods.averaging import Averaged, MeanFold, Weight, effective_steps
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, require
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL
@@ -138,22 +138,6 @@ def travelled(settings: LocalSettings, steps: int) -> float:
     """K η of plain SGD, and what takes its place with momentum: how far a constant gradient of 1 would go."""
     momentum = settings.optimizer.momentum if isinstance(settings.optimizer, SGD) else 0.0
     return effective_steps(steps, momentum) * settings.learning_rate
-
-
-def effective_steps(steps: int, momentum: float) -> float:
-    """How often the K gradients of a local round stand in x - y, all together, in units of η.
-
-    K without momentum. With it each gradient comes back in later steps, and dividing by K alone would take the
-    gradient for up to 1 / (1 - m) times what it is.
-
-    >>> effective_steps(3, 0.0), effective_steps(3, 0.5)  # 1 + 1.5 + 1.75
-    (3.0, 4.25)
-    """
-    total, weight = 0.0, 0.0
-    for _ in range(steps):
-        weight = 1 + momentum * weight
-        total += weight
-    return total
 
 
 def full_gradient(work: Controlled, run: Run[Control]) -> dict[str, Tensor]:

@@ -72,11 +72,12 @@ class PlanTable(BaseModel):
         title = f"{self.task}, assigned by {self.assign}, prices {self.mode}, deadline {deadline}"
         if self.plan != "paper":
             title = f"{title}, plan {self.plan}"
-        columns, rows = ("device", "count", "speed", "depth", "trains from"), self._rows()
+        columns, rows = ["device", "count", "speed", "depth", "trains from"], self._rows()
         if self.plan == "paper":
-            columns = (*columns, "seconds", "fits", "upload", "memory")
+            columns += ["seconds", "fits", "upload", "memory"]
         else:
-            columns, rows = (*columns, "steps", "deeper", "seconds", "memory"), self._traded_rows()
+            columns += ["steps", "deeper", "seconds", "memory"]
+            rows = self._traded_rows()
         return "\n".join([text_table(title, columns, rows, names=(0, 4)), *self._sentences()])
 
     def _traded_rows(self) -> list[list[str]]:

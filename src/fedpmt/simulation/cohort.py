@@ -147,6 +147,7 @@ class Assignment:
     transfer: float  # of these seconds, on the link
     bytes_down: int
     bytes_up: int
+    steps: int  # τ_k
     able: bool = True  # whether the part fits into the device's memory
     reach: float = math.inf  # seconds from the round's start for which it can be reached
     base_bytes: int = 0  # what it downloads before, once: the model's frozen base
@@ -207,14 +208,15 @@ def account(
     """What it will take a device to do its task with this part."""
     meter = plan.meter if plan.meter.device.speed == device.speed else replace(plan.meter, device=device)
     fewer = task.steps is not None or task.epochs is not None
-    quote = meter.quote(part, steps_asked(federation, task, samples) if fewer else None)
-    usage = quote.usage
+    steps = steps_asked(federation, task, samples) if fewer else None
+    quote = meter.quote(part, steps)
+    usage, steps = quote.usage, meter.steps if steps is None else steps
     if usage.memory > device.memory:
         # It says so at once: nothing is sent and nobody waits.
         usage = Resources(usage.operations, memory=usage.memory)
-        return Assignment(device, task, part, samples, plan, usage, 0.0, 0.0, 0, 0, able=False)
+        return Assignment(device, task, part, samples, plan, usage, 0.0, 0.0, 0, 0, steps, able=False)
     seconds, down, up = usage.seconds, quote.download, quote.upload
-    return Assignment(device, task, part, samples, plan, usage, seconds, quote.transfer, down, up)
+    return Assignment(device, task, part, samples, plan, usage, seconds, quote.transfer, down, up, steps)
 
 
 def send_base(

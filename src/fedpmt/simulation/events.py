@@ -173,7 +173,8 @@ class EventClock:
     def _round(self, index: int, turn: int, cohort: Sequence[int] = ()) -> Round:
         federation = self._federation
         seeds = Seeds(federation.settings.seed, index, turn=turn)
-        return Round(index, federation.planner.price, seeds, tuple(cohort), federation.interval)
+        price, momentum = federation.planner.price, federation.momentum
+        return Round(index, price, seeds, tuple(cohort), momentum, federation.interval)
 
     def _ask(self, progress: Progress, device: Device, round_: Round, gets_base: bool) -> Assignment:
         """Give a device its task; the clock of `progress` shows when it starts."""

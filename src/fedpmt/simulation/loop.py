@@ -21,6 +21,7 @@ from fedpmt.simulation.executors import Unit
 from fedpmt.simulation.problem import sizes_of
 from fedpmt.training.local import LocalWork, Site, local_settings, schedule_rate
 from fedpmt.training.loop import LOSS
+from fedpmt.training.optimizers import SGD
 from fedpmt.training.privacy import epsilon
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Federation:
         devices = draw_cohort(self.settings, fleet, round_, chosen)
         if reachable is not None:
             devices = [device for device in devices if device.id in reachable]
-        round_ = replace(round_, cohort=tuple(device.id for device in devices))
+        round_ = replace(round_, cohort=tuple(device.id for device in devices), momentum=self.momentum)
         return round_, [assign(self, progress, device, round_) for device in devices]
 
     def settle(self, assignments: list[Assignment], round_: Round) -> Verdict:
@@ -155,7 +156,7 @@ class Federation:
         for one, (reply, own) in zip(arrived, self.executor.train(self.work, units), strict=True):
             if self.keeps_state:
                 self.store.write(one.device.id, one.version, own)
-            yield replace(reply, seconds=one.seconds)
+            yield replace(reply, seconds=one.seconds, steps=one.steps, chances=one.task.chances)
 
     def close(
         self,
@@ -297,6 +298,12 @@ class Federation:
         problem = self.problem
         local = local_settings(self.settings, 0, problem.optimizer, self.rate, problem.transform)
         return replace(local, keeps_base=self.planner.price.keeps_base)
+
+    @cached_property
+    def momentum(self) -> float:
+        """That of the devices' SGD; other optimizers have none that adds steps up."""
+        optimizer = self.local_settings.optimizer
+        return optimizer.momentum if isinstance(optimizer, SGD) else 0.0
 
     def local(self, round_index: int) -> LocalSettings:
         """How devices train in a round."""

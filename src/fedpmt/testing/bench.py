@@ -32,6 +32,7 @@ from fedpmt.training.local import Job, LocalSettings, LocalWork, Site
 from fedpmt.training.loop import train
 from fedpmt.training.messages import Client, Reply, Task
 from fedpmt.training.objective import CLASSIFICATION
+from fedpmt.training.optimizers import SGD
 from fedpmt.types import Examples
 
 if TYPE_CHECKING:
@@ -249,7 +250,9 @@ class Bench:
 
     def round(self, index: int) -> Round:
         """Make what the method may know of a round."""
-        return Round(index, self.price, Seeds(0, index), cohort=tuple(range(4)))
+        optimizer = self.settings.optimizer
+        momentum = optimizer.momentum if isinstance(optimizer, SGD) else 0.0
+        return Round(index, self.price, Seeds(0, index), tuple(range(4)), momentum)
 
     @property
     def server(self) -> Server:
@@ -301,7 +304,8 @@ class Bench:
             own = work.first(device, Seeds(0, None, device))
         rng = Seeds(0, index, device)
         data = samples(count, seed=device)
-        return train(work, Job(self.site, task, task.offer[0], own, data, rng, device, index))
+        reply, kept = train(work, Job(self.site, task, task.offer[0], own, data, rng, device, index))
+        return replace(reply, steps=self.settings.steps(count, task.steps), chances=task.chances), kept
 
 
 def model_of(method: Method[Any, Any], state: Any) -> Tensors:

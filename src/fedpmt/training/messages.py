@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fedpmt.pricing.meter import UPDATE
 
-__all__ = ["UPDATE", "Client", "Reply", "Task"]
+__all__ = ["UPDATE", "Chance", "Client", "Reply", "Task"]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +48,14 @@ class Client:
         return self.plan is None or self.usage(part, steps) <= self.plan.limit
 
 
+class Chance(NamedTuple):
+    """One of the pairs that a device's task was drawn from."""
+
+    probability: float
+    part: Part
+    steps: int  # τ
+
+
 @dataclass(frozen=True)
 class Task:
     """What a device is asked to do. All parts on offer are cut from the same sent tensors."""
@@ -58,11 +66,17 @@ class Task:
     steps: int | None = None  # τ, where less than all epochs are asked for
     accepted_round: int | None = None  # the last round whose state the server took over from this device
     epochs: int | None = None  # E, where this device is asked for another number of them than all are
+    chances: tuple[
+        Chance, ...
+    ] = ()  # all that could have been drawn, where the task was; devices don't hear of it
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a device sends back: differences to what it was sent, never weights. The clock stamps `seconds`."""
+    """What a device sends back: differences to what it was sent, never weights.
+
+    The clock stamps `seconds`; the server stamps `steps` and `chances`, from what it asked for.
+    """
 
     device: int
     round: int
@@ -72,6 +86,8 @@ class Reply:
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+    steps: int = 0  # τ_k
+    chances: tuple[Chance, ...] = ()
     staleness: int = 0  # server steps since the model that it started from; the clock stamps these three, too
     discount: float = 1.0  # what the run's rule makes of the staleness: the update counts times this
     sent: Tensors | None = None  # the weights that it started from, where the server has taken steps since
