@@ -137,8 +137,11 @@ class EventClock:
         round_ = self._round(index, turn)
         drawn = draw_cohort(settings, fleet, round_, places=places)
         before = replace(step.progress, virtual_seconds=step.now)
-        held = {*(step.progress.holders or {}), *(flight.device for flight in step.ended)}
-        asked = [self._ask(before, device, round_, device.id not in held) for device in drawn]
+        holders, ended = step.progress.holders or {}, {flight.device for flight in step.ended}
+        asked = [
+            self._ask(before, device, round_, device.id not in holders and device.id not in ended)
+            for device in drawn
+        ]
         verdict = federation.settle(asked, round_)
         for one, outcome in zip(asked, verdict.outcomes, strict=True):
             flight = self._flight(one, outcome, step.started)
