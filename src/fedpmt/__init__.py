@@ -22,11 +22,20 @@ if TYPE_CHECKING:
     from fedpmt.methods.base import Method as Method
     from fedpmt.methods.base import Traits as Traits
     from fedpmt.methods.comet import Comet as Comet
+    from fedpmt.methods.depthfl import DepthFL as DepthFL
+    from fedpmt.methods.depthfl import InclusiveFL as InclusiveFL
+    from fedpmt.methods.family import SALF as SALF
+    from fedpmt.methods.family import CoCoFL as CoCoFL
+    from fedpmt.methods.family import EmbracingFL as EmbracingFL
+    from fedpmt.methods.family import FedEL as FedEL
+    from fedpmt.methods.family import FedOLF as FedOLF
+    from fedpmt.methods.family import FedPart as FedPart
     from fedpmt.methods.fedasync import FedAsync as FedAsync
     from fedpmt.methods.fedavg import FedAvg as FedAvg
     from fedpmt.methods.fedbuff import FedBuff as FedBuff
     from fedpmt.methods.feddf import FedDF as FedDF
     from fedpmt.methods.feddrop import FedDrop as FedDrop
+    from fedpmt.methods.fedepth import FeDepth as FeDepth
     from fedpmt.methods.fedgen import FedGen as FedGen
     from fedpmt.methods.fedgkt import FedGKT as FedGKT
     from fedpmt.methods.fedmp import FedMP as FedMP
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
     from fedpmt.methods.fedprox import Proximal as Proximal
     from fedpmt.methods.fedra import FedRA as FedRA
     from fedpmt.methods.fedrolex import FedRolex as FedRolex
+    from fedpmt.methods.fiarse import FIARSE as FIARSE
     from fedpmt.methods.fjord import FjORD as FjORD
     from fedpmt.methods.flexlora import FlexLoRA as FlexLoRA
     from fedpmt.methods.heterofl import HeteroFL as HeteroFL
@@ -75,6 +85,7 @@ _HOMES = {
     "fedpmt.methods.averaging": ("Composed", "PartAveraging"),
     "fedpmt.methods.base": ("Method", "Traits"),
     "fedpmt.methods.comet": ("Comet",),
+    "fedpmt.methods.family": ("CoCoFL", "EmbracingFL", "FedEL", "FedOLF", "FedPart", "SALF"),
     "fedpmt.methods.fedasync": ("FedAsync",),
     "fedpmt.methods.fedavg": ("FedAvg",),
     "fedpmt.methods.fedbuff": ("FedBuff",),
@@ -88,6 +99,9 @@ _HOMES = {
     "fedpmt.methods.fedra": ("FedRA",),
     "fedpmt.methods.fedrolex": ("FedRolex",),
     "fedpmt.methods.fjord": ("FjORD",),
+    "fedpmt.methods.fiarse": ("FIARSE",),
+    "fedpmt.methods.depthfl": ("DepthFL", "InclusiveFL"),
+    "fedpmt.methods.fedepth": ("FeDepth",),
     "fedpmt.methods.flexlora": ("FlexLoRA",),
     "fedpmt.methods.heterofl": ("HeteroFL",),
     "fedpmt.methods.ist": ("IST",),
@@ -110,29 +124,39 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "FIARSE",
     "IST",
+    "SALF",
     "SGD",
     "Adagrad",
     "Adam",
     "Axis",
+    "CoCoFL",
     "Comet",
     "Composed",
+    "DepthFL",
     "Device",
+    "EmbracingFL",
+    "FeDepth",
     "FedAsync",
     "FedAvg",
     "FedBuff",
     "FedDF",
     "FedDrop",
+    "FedEL",
     "FedGKT",
     "FedGen",
     "FedMP",
+    "FedOLF",
     "FedPMT",
+    "FedPart",
     "FedProx",
     "FedRA",
     "FedRolex",
     "FjORD",
     "FlexLoRA",
     "HeteroFL",
+    "InclusiveFL",
     "LocalWork",
     "MLflow",
     "Method",

@@ -16,10 +16,13 @@ With q = 1 this is FedNova, tensor by tensor; the mean over the draws is that of
 
 It is computed from differences, so that an entry nobody trained, or that training did not change, keeps
 its bits, and "everybody trains everything" is FedAvg to the bit.
+
+A robust mean puts another estimate in the place of the mean over C_j, and the three rules stay what they are.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -27,6 +30,7 @@ import torch
 
 from fedpmt import kernels
 from fedpmt.parts.part import Indices, Whole, add_at
+from fedpmt.settings import parse_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
 Rule = Literal["overlap", "fill", "zero"]
 BLOCK = 2**17
 """Entries at a time: half a megabyte, which stays in the cache from one pass over it to the next."""
+
+TINY = 1e-9
+"""So that a tenth of 30 devices is 3 of them, whatever a tenth is in binary."""
 
 TOGETHER = 5
 """Whole tensors wait until so many can be folded in one pass over the sum, since memory is what takes the time."""
@@ -182,6 +189,105 @@ class CoverageMean:
                     total.copy_(difference)
                 else:
                     total.add_(difference)
+
+
+class TrimmedMean(CoverageMean):
+    """The mean of each entry over its trainers but for the largest and smallest values; holds all replies.
+
+    With n_j devices in C_j, floor(share n_j) values are cut at either end, and at least one or two are left: at a share
+    of 1/2 this is the median. Each device counts once, since its number of samples is only a claim.
+    """
+
+    def __init__(self, weights: Tensors, rule: Rule, share: float) -> None:
+        super().__init__(weights, rule)
+        self._share = share
+        self._replies: list[tuple[Part, Tensors]] = []
+
+    def add(
+        self,
+        part: Part,
+        update: Tensors,
+        weight: float,
+        stretches: Mapping[str, Stretch] | None = None,
+        discount: float = 1.0,
+    ) -> None:
+        """Keep what one device changed."""
+        if stretches:
+            raise ValueError("a robust mean compares differences as they are, not stretched ones")
+        if discount != 1:
+            update = {name: change * discount for name, change in update.items()}
+        self._replies.append((part, update))
+
+    def changes(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """The trimmed mean of each tensor that somebody trained, and which entries were; None: all of them."""
+        names = dict.fromkeys(name for part, _ in self._replies for name in part.trained)
+        return {name: self._change(name) for name in names}
+
+    def _change(self, name: str) -> tuple[Tensor, Tensor | None]:
+        current, total = self.weights[name], len(self._replies)
+        trainers = [(part, update) for part, update in self._replies if name in part.trained]
+        shape, kind = (len(trainers), *current.shape), summed_type(current)
+        values, cover = (torch.zeros(shape, dtype=kind, device=current.device) for _ in range(2))
+        for row, held, (part, update) in zip(values, cover, trainers, strict=True):
+            add_at(row, part.trained[name], update[name].to(kind))
+            add_at(held, part.trained[name], 1.0)
+        # What a device has not trained is sorted behind all that it might have sent.
+        values.masked_fill_(cover == 0, math.nan)
+        counts = cover.sum(dim=0)  # n_j
+        pairs = zip(
+            torch.split(values.reshape(len(trainers), -1), BLOCK, dim=1),
+            torch.split(counts.reshape(-1), BLOCK),
+            strict=True,
+        )
+        change = torch.cat([_trim(*pair, self._share) for pair in pairs]).reshape(current.shape)
+        covered = None if bool(counts.all()) else counts != 0
+        if self._rule == "overlap":
+            return change, covered
+        change *= counts / total
+        if self._rule == "fill":
+            return change, covered
+        return change - (1 - counts / total) * current.to(kind), None
+
+
+def _trim(values: Tensor, counts: Tensor, share: float) -> Tensor:
+    """The mean of each column's first `counts` values in order, without a share of them at either end."""
+    cut = torch.floor(share * counts.double() + TINY).clamp(max=(counts - 1).div(2, rounding_mode="floor"))
+    cut = cut.clamp(min=0).to(counts.dtype)
+    place = torch.arange(len(values), device=values.device)[:, None]
+    kept = (place >= cut) & (place < counts - cut)
+    return values.sort(dim=0).values.where(kept, 0).sum(dim=0) / (counts - 2 * cut).clamp(min=1)
+
+
+class ClippedMean(CoverageMean):
+    """The mean of updates none of which is longer than a limit: longer ones are scaled down to it, as a whole."""
+
+    def __init__(self, weights: Tensors, rule: Rule, limit: float) -> None:
+        super().__init__(weights, rule)
+        self._limit = limit
+
+    def add(
+        self,
+        part: Part,
+        update: Tensors,
+        weight: float,
+        stretches: Mapping[str, Stretch] | None = None,
+        discount: float = 1.0,
+    ) -> None:
+        """Fold in what one device changed, Δ min(1, C / ‖Δ‖)."""
+        if stretches:
+            raise ValueError("a robust mean compares differences as they are, not stretched ones")
+        norm = math.sqrt(sum(float(change.double().square().sum()) for change in update.values()))
+        if norm > self._limit:
+            update = {name: change * (self._limit / norm) for name, change in update.items()}
+        super().add(part, update, weight, discount=discount)
+
+
+def make_mean(weights: Tensors, rule: Rule, mean: str) -> CoverageMean:
+    """The mean that a setting names: plain, median, trimmed:SHARE or clipped:NORM."""
+    name, number = parse_mean(mean)
+    if name == "clipped":
+        return ClippedMean(weights, rule, number)
+    return CoverageMean(weights, rule) if name == "plain" else TrimmedMean(weights, rule, number)
 
 
 def summed_type(tensor: Tensor) -> torch.dtype:

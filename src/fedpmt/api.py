@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from fedpmt import records
 from fedpmt.data.registry import is_own, with_samples
+from fedpmt.methods.averaging import PLAIN
 from fedpmt.methods.registry import (
     METHODS,
     create,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 OWN_DATA = "arrays"
 CUSTOM = "custom"
-SHARED = ("depths", "splitting", "plan", "server")
+SHARED = ("depths", "splitting", "plan", "mean", "server")
 """Fields of a method that are settings of the run: its value there, where it has such a field."""
 
 Layers: TypeAlias = Sequence[str | Sequence[str]]
@@ -496,8 +497,13 @@ def _with_transform(given: dict[str, Any], own: Own) -> dict[str, Any]:
     )
     if own.transform is None and not read:
         return given
-    if given.get("prefix") == "cache":
-        raise SettingError(f"prefix = 'cache' is refused: {why}, so outputs of frozen layers cannot be kept")
+    for key, wanted in (("prefix", ("cache", "streamed")), ("prefix_tolerance", None)):
+        value = given.get(key)
+        if value is not None and (wanted is None or value in wanted):
+            raise SettingError(
+                f"{key.replace('_', '-')} = '{value}' is refused: {why}, "
+                "so outputs of frozen layers cannot be kept"
+            )
     named = getattr(own.transform, "__qualname__", own.transform)
     digest = given.get("digest", "") + ("" if own.transform is None else f"transform={named};")
     return {**given, "prefix": "recompute", "digest": digest}
@@ -710,6 +716,7 @@ def shared_of(settings: Settings) -> dict[str, Any]:
         "depths": settings.depths,
         "splitting": settings.splitting,
         "plan": settings.plan,
+        "mean": settings.mean,
         "server": make_server(
             settings.server_optimizer,
             settings.server_lr,
@@ -754,14 +761,8 @@ def _check_method(settings: Settings, chosen: Method[Any, Any]) -> None:
             f"optimizer = '{settings.optimizer}' cannot be combined with {name} as it is set "
             f"(allowed: {', '.join(used.optimizers)})"
         )
-    if settings.server_optimizer != "none" and not hasattr(chosen, "server"):
-        raise SettingError(
-            f"server-optimizer = '{settings.server_optimizer}' cannot be combined with {name}: "
-            "it does not average parts"
-        )
     _check_clock(settings, chosen)
-    if settings.plan != "paper" and not hasattr(chosen, "plan"):
-        raise SettingError(f"plan = '{settings.plan}' is FedPMT's; {name} has no plan to choose")
+    _check_shared(settings, chosen)
     if used.needs_public and settings.public == "none":
         raise SettingError(f"public = 'none': {name} needs public data (e.g. {HELD_OUT['public']})")
     if used.needs_validation and settings.score_on == "validation":
@@ -821,6 +822,25 @@ def _check_clock(settings: Settings, method: Method[Any, Any]) -> None:
         why = "it chooses its devices itself"
     if why and settings.clock == "events":
         raise SettingError(f"clock = 'events' cannot be combined with {name}: {why}")
+
+
+def _check_shared(settings: Settings, method: Method[Any, Any]) -> None:
+    """Refuse settings of a method's fields where it has none of that name."""
+    name, taken = settings.method, _shared_fields(settings, method)
+    if settings.server_optimizer != "none" and "server" not in taken:
+        raise SettingError(
+            f"server-optimizer = '{settings.server_optimizer}' cannot be combined with {name}: "
+            "it does not average parts"
+        )
+    if settings.mean != PLAIN and "mean" not in taken:
+        raise SettingError(
+            f"mean = '{settings.mean}' cannot be combined with {name}: its server does not only average parts"
+        )
+    normalise = getattr(method, "normalise", "none")
+    if settings.mean != PLAIN and normalise != "none":
+        raise SettingError(f"mean = '{settings.mean}' cannot be combined with {name}.normalise = {normalise}")
+    if settings.plan != "paper" and "plan" not in taken:
+        raise SettingError(f"plan = '{settings.plan}' is FedPMT's; {name} has no plan to choose")
 
 
 def task_problem(settings: Settings) -> Problem:

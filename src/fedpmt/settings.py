@@ -219,11 +219,18 @@ class Settings(BaseModel):
     )
     full_seconds: float = Field(10.0, gt=0, description="seconds for one epoch of the full model at speed 1")
     mode: Literal["exact", "paper"] = Field("exact", description="how operations are counted")
-    prefix: Literal["auto", "cache", "recompute"] = Field(
+    prefix: Literal["auto", "cache", "recompute", "streamed"] = Field(
         "auto",
         description="frozen layers' outputs: computed once per round and kept, or for each batch; those of a base that "
         "nobody trains are kept over rounds. auto keeps the first with more than one local epoch, the others where "
-        "that saves a tenth of a step and they fit into every device's memory",
+        "that saves a tenth of a step and they fit into every device's memory. streamed is auto, but where that takes "
+        "less memory frozen layers run one by one, each on all samples, so that one's weights are held at a time",
+    )
+    prefix_tolerance: float | None = Field(
+        None,
+        ge=0,
+        description="frozen layers' outputs are kept over rounds until one of these layers has moved by more than this "
+        "share of its norm; default: computed in every round",
     )
     depths: int | None = Field(
         None, ge=1, description="number of depths |I|; default: the paper's larger one, else one per layer"
@@ -274,6 +281,12 @@ class Settings(BaseModel):
     precision_seconds: str = Field(
         PRECISION_SECONDS,
         description="seconds of an operation in these precisions, relative to fp32's, for the virtual clock",
+    )
+    mean: str = Field(
+        "plain",
+        description="how the replies of those that trained an entry become one, for methods that average parts: plain "
+        "(by their weights), or robust against some false ones: median, trimmed:SHARE (without that share of the "
+        "largest and smallest values) or clipped:NORM (longer updates are scaled down)",
     )
     server_optimizer: Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
         "none", description="the server's optimizer, for methods that average parts; none takes the mean"
@@ -376,6 +389,7 @@ class Settings(BaseModel):
         "time_budget",
         "over_select",
         "clip_norm",
+        "prefix_tolerance",
         "server_lr",
         "server_tau",
         "checkpoint_seconds",
@@ -389,7 +403,9 @@ class Settings(BaseModel):
             raise ValueError("must be a finite number")
         return value
 
-    @field_validator("schedule", "budget", "public", "drift", "precision_seconds", "step_every", "staleness")
+    @field_validator(
+        "schedule", "budget", "public", "drift", "precision_seconds", "step_every", "staleness", "mean"
+    )
     @classmethod
     def _parses(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
@@ -443,6 +459,7 @@ class Settings(BaseModel):
             raise SettingError("score-on = 'validation' needs validation data, e.g. --validation 0.1")
         _check_precision(self)
         _check_clock(self)
+        _check_tolerance(self)
         _check_traces(self)
         _check_task(self)
         if self.splitting == "device" and self.sampling != "uniform":
@@ -461,9 +478,10 @@ class Settings(BaseModel):
     def keeps_prefix(self) -> bool:
         """Whether devices keep the outputs of frozen layers for a whole round.
 
-        With one epoch each of them is used once, so that keeping them would take memory and save nothing.
+        With one epoch each of them is used once a round, so that keeping them for no other would save nothing.
         """
-        return self.prefix == "cache" or (self.prefix == "auto" and self.epochs > 1)
+        again = self.epochs > 1 or self.prefix_tolerance is not None
+        return self.prefix == "cache" or (self.prefix != "recompute" and again)
 
     def identity(self) -> dict[str, Any]:
         """What must agree for a run to be resumed."""
@@ -509,7 +527,8 @@ class RunSettings(TypedDict, total=False):
     budget: str | None
     full_seconds: float
     mode: Literal["exact", "paper"]
-    prefix: Literal["auto", "cache", "recompute"]
+    prefix: Literal["auto", "cache", "recompute", "streamed"]
+    prefix_tolerance: float | None
     depths: int | None
     plan: Literal["paper", "traded", "rotated"]
     splitting: Literal["server", "device"]
@@ -529,6 +548,7 @@ class RunSettings(TypedDict, total=False):
     precision: TrainedPrecision
     frozen_precision: FrozenPrecision
     precision_seconds: str
+    mean: str
     server_optimizer: Literal["none", "sgd", "momentum", "adam", "yogi", "adagrad"]
     server_lr: float | None
     server_momentum: float
@@ -591,10 +611,27 @@ def _check_clock(settings: Settings) -> None:
         raise SettingError(
             f"over-select = {settings.over_select:g} needs clock = 'rounds': with events nobody is waited for"
         )
+    if settings.prefix_tolerance is not None:
+        raise SettingError(
+            f"prefix-tolerance = {settings.prefix_tolerance:g} needs clock = 'rounds': what devices keep is compared "
+            "from round to round"
+        )
     if settings.dp_clip is not None:
         raise SettingError(
             f"dp-clip = {settings.dp_clip:g} needs clock = 'rounds': epsilon counts one reply per device and round"
         )
+
+
+def _check_tolerance(settings: Settings) -> None:
+    """Refuse to keep outputs over rounds where nothing is kept, or where nobody knows whose."""
+    reasons = {
+        "prefix = 'recompute' keeps no outputs": settings.prefix == "recompute",
+        "mode = 'paper' pays for frozen layers in every epoch": settings.mode == "paper",
+        "with splitting = 'device' the server does not know them": settings.splitting == "device",
+    }
+    for reason, holds in reasons.items():
+        if settings.prefix_tolerance is not None and holds:
+            raise SettingError(f"prefix-tolerance = {settings.prefix_tolerance:g} is refused: {reason}")
 
 
 def _check_traces(settings: Settings) -> None:
@@ -782,6 +819,25 @@ def parse_precision_seconds(text: str) -> Mapping[str, float]:
     return found
 
 
+@cache
+def parse_mean(text: str) -> tuple[str, float]:
+    """The kind of a mean and its number; the median cuts a half at either end.
+
+    >>> parse_mean("trimmed:0.2"), parse_mean("clipped:10"), parse_mean("median")
+    (('trimmed', 0.2), ('clipped', 10.0), ('trimmed', 0.5))
+    """
+    known = {"plain": ("plain", 0.0), "median": ("trimmed", 0.5)}
+    if text in known:
+        return known[text]
+    name, colon, number = text.partition(":")
+    if name not in ("trimmed", "clipped") or not colon:
+        raise SettingError.unknown("mean", text, [*known, "trimmed:SHARE", "clipped:NORM"])
+    value = parse_number("mean", number)
+    if name == "trimmed" and value >= 0.5:
+        raise SettingError(f"mean = '{text}' is refused: a share below 1/2 must be left in the middle")
+    return name, value
+
+
 def parse_number(key: str, text: str) -> float:
     """A positive number, fractions allowed.
 
@@ -806,5 +862,6 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "step_every": parse_step_every,
     "staleness": parse_staleness,
     "precision_seconds": parse_precision_seconds,
+    "mean": parse_mean,
 }
 """Settings written in a small language of their own: what does not parse is refused when it is given."""

@@ -149,7 +149,7 @@ def test_the_first_failing_check_is_told_and_a_sound_method_passes() -> None:
     "method",
     [
         Composed(parts=FedPMT(), local=Proximal(0.1)),
-        Composed(parts=FedPMT(), mean="fill"),
+        Composed(parts=FedPMT(), rule="fill"),
         Composed(parts=HeteroFL(masked=False)),
         FedPMT(server=Yogi()),
         FedPMT(plan="traded"),

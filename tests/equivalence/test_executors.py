@@ -24,6 +24,10 @@ def weights(**settings: Any) -> dict[str, torch.Tensor]:
     return loaded
 
 
+NEVER_COMPILED = ("depthfl",)
+"""Methods whose every device trains a net that compiled code does not know."""
+
+
 @pytest.mark.parametrize("method", general_methods())
 @pytest.mark.parametrize("task", ["fcnn-mnist", "cnn-mnist"])
 def test_one_round_agrees_within_rounding(method: str, task: str) -> None:
@@ -33,8 +37,10 @@ def test_one_round_agrees_within_rounding(method: str, task: str) -> None:
     settings |= {"options": options, "rounds": 2 if options else 1}
     fast, oracle = weights(**settings), weights(**settings, executor="plain")
     # Else they were one and the same.
-    assert not kernels.available() or any(
-        not torch.equal(fast[name], tensor) for name, tensor in oracle.items()
+    assert (
+        method in NEVER_COMPILED
+        or not kernels.available()
+        or any(not torch.equal(fast[name], tensor) for name, tensor in oracle.items())
     )
     for name, tensor in oracle.items():
         assert (fast[name] - tensor).norm() / tensor.norm() <= 1e-5, name

@@ -492,6 +492,10 @@ REFUSED += [
     ),
     (["--budget", "upload"], "budget = 'upload' is refused with secagg: every upload is as long as"),
     (
+        ["--mean", "median"],
+        "mean = 'median' is refused with secagg: it compares the devices' updates, and the server sees only their sum",
+    ),
+    (
         ["--set", "fedpmt.normalise=steps"],
         "fedpmt.normalise must be none with secagg, where the server cannot",
     ),
@@ -522,7 +526,7 @@ def test_methods_whose_layers_add_up_train_whole_tensors(name: str) -> None:
     method, structure = api.method_of(given), api.paper_problem_of(given).model.structure
     assert isinstance(method, PartAveraging)
     assert type(method).fold is PartAveraging.fold
-    assert method.mean == "overlap"
+    assert method.rule == "overlap"
     free = cast("Any", None)  # nothing is priced without a budget
     round_ = Round(0, lambda part: free, Seeds(0, 0))
     offer = method.offer(Averaged(structure, {}), Client(0, None, None, 20, 2), round_)

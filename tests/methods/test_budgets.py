@@ -25,11 +25,12 @@ from fedpmt.methods.fedprox import FedProx, Proximal
 from fedpmt.methods.fjord import FjORD
 from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.methods.ist import IST
-from fedpmt.methods.prunefl import PruneFL, prunable
+from fedpmt.methods.prunefl import PruneFL
 from fedpmt.methods.registry import create
 from fedpmt.methods.slimfl import SlimFL
 from fedpmt.models.structure import HIDDEN
 from fedpmt.parts.depth import full, suffixes
+from fedpmt.parts.mask import prunable
 from fedpmt.parts.width import (
     disjoint_channels,
     first_channels,
@@ -64,6 +65,9 @@ ACTIONS = {
     "feddf": dict.fromkeys(RESOURCES, "device"),
     "comet": {**dict.fromkeys(RESOURCES, "device"), "bytes": "none", "upload": "none"},
     **dict.fromkeys(("fedgkt", "fedgen"), dict.fromkeys(RESOURCES, "none")),
+    **dict.fromkeys(("depthfl", "inclusivefl"), dict.fromkeys(RESOURCES, "device")),
+    "fiarse": {**dict.fromkeys(RESOURCES, "device"), "memory": "none"},
+    "fedepth": {**dict.fromkeys(RESOURCES, "none"), "memory": "device"},
 }
 LEVELS = 4
 ROUND = 3

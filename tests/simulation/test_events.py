@@ -368,7 +368,8 @@ def test_what_cannot_be_combined_is_refused_in_one_line(case: str) -> None:
 
 
 ON_EVENTS = {
-    "fedavg", "fedpmt", "feddrop", "heterofl", "fedrolex", "fedprox", "fedra", "fedasync", "fedbuff", "timelyfl"
+    "fedavg", "fedpmt", "feddrop", "heterofl", "fedrolex", "fedprox", "fedra", "fedasync", "fedbuff", "timelyfl",
+    "embracingfl", "fedolf", "salf", "fedpart", "cocofl", "fedel", "fiarse",
 }  # fmt: skip
 
 

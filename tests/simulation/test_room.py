@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SMALL: dict[str, Any] = {"devices": 5, "cohort": 5, "samples": 40, "task": "cnn-mnist"}
 KEEPERS: dict[str, dict[str, Any]] = {
     "comet": {"asked": 40},
+    "depthfl": {"dynamic": 0.1},
     "fedgen": {"share": "head"},
     "fedgkt": {},
     "scaffold": {},

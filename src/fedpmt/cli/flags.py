@@ -59,6 +59,7 @@ GROUPS = {
         "full_seconds",
         "mode",
         "prefix",
+        "prefix_tolerance",
         "depths",
         "plan",
         "splitting",
@@ -86,6 +87,7 @@ GROUPS = {
         "seed",
     ),
     "The server's step": (
+        "mean",
         "server_optimizer",
         "server_lr",
         "server_momentum",
@@ -115,6 +117,7 @@ METAVARS = {
     "clients": "MODULE:FUNCTION",
     "layers": "A,B,...",
     "step_every": "SECONDS|fastest:SHARE",
+    "mean": "plain|median|trimmed:SHARE|clipped:NORM",
     **dict.fromkeys(("fleet", "availability_trace", "speed_trace"), "FILE"),
 }
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")

@@ -75,7 +75,7 @@ class Inspector:
 
     def _read_payload(self, records: RecordDict, order: Order, part: Part) -> Payload:
         """The tensors: exactly the names, shapes and types of a reply with this part, and finite."""
-        expected = reply_shapes(part, self.structure)
+        expected = reply_shapes(part, self.federation.planner.structures[part.model])
         sent = order.task.tensors.values()
         types = {name: tensor.dtype for group in sent for name, tensor in group.items()}
         require_keys("groups", records.array_records, expected)

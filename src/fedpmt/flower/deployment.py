@@ -128,6 +128,11 @@ def _check_summable(method: Method[Any, Any], settings: Settings, deployment: De
         raise SettingError(
             f"method = '{name}' is refused with secagg: {why} (allowed: {', '.join(summable())})"
         )
+    if settings.mean != "plain":
+        raise SettingError(
+            f"mean = '{settings.mean}' is refused with secagg: it compares the devices' updates, and the server sees "
+            "only their sum"
+        )
     normalise = getattr(method, "normalise", "none")
     if normalise != "none":
         raise SettingError(

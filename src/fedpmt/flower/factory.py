@@ -22,7 +22,7 @@ from fedpmt.flower.roster import Limits, Roster
 from fedpmt.flower.secure.node import KEYS, OPEN, SHARES, hand_out_shares, offer_keys, share_secrets
 from fedpmt.flower.strategy import MethodStrategy
 from fedpmt.flower.wire import NODE
-from fedpmt.simulation.assemble import assemble, plan
+from fedpmt.simulation.assemble import add_nets, assemble, plan
 from fedpmt.simulation.problem import sizes_of
 from fedpmt.simulation.runner import Journal, exclusive, is_finished, open_folder
 from fedpmt.types import SettingError
@@ -122,7 +122,8 @@ def serve(
         wanted = len(there) or deployment.min_nodes or settings.devices
         roster.wait(grid, wanted, deployment.wait_seconds, there)
         fleet = roster.fleet(simulator.fleet, keep_levels=by_level)
-        planner = plan(without_transport(settings, deployment), reported, fleet, method)
+        priced = add_nets(settings, reported, method)
+        planner = plan(without_transport(settings, deployment), priced, fleet, method)
         if start.devices is None:
             first = {"devices": tuple(roster.online()), "deadline": planner.deadline}
             start = write_start(folder, start.model_copy(update=first))

@@ -2,7 +2,8 @@
 
 A Part is encoded compactly: both sides know the model, so selections are a list of codes in the order of its tensors, 0
 for absent, 1 for whole, a list with the number of a list of positions for each axis (-1 for the whole axis), or the
-number of a mask. Lists of positions travel once, as bounds where they are a range, else as one bit per position.
+number of a mask. Lists of positions travel once, as bounds where they are a range, else as one bit per position. Of
+other nets than the global one whole tensors travel, by their names.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedpmt.parts.part import WHOLE, Indices, Mask, Part, Selection, Whole
+from fedpmt.parts.part import GLOBAL, WHOLE, Indices, Mask, Part, Selection, Whole
 from fedpmt.training.messages import Task
 
 if TYPE_CHECKING:
@@ -181,7 +182,9 @@ def encode_parts(parts: Sequence[Part], structure: Structure) -> tuple[str, list
         pairs = zip(selection.axes, shape, strict=True)
         return [KEPT if kept is None else number(_positions(kept, full)) for kept, full in pairs]
 
-    def codes(selections: Mapping[str, Selection]) -> Any:
+    def codes(selections: Mapping[str, Selection], model: str) -> Any:
+        if model != GLOBAL:
+            return {"whole": list(selections)}
         found = [code(name, selections) for name in structure.tensors]
         return found[0] if found and all(one == found[0] for one in found) and found[0] in (0, 1) else found
 
@@ -190,9 +193,9 @@ def encode_parts(parts: Sequence[Part], structure: Structure) -> tuple[str, list
             "model": part.model,
             "label": part.label,
             "overhead": part.overhead_bytes,
-            "sent": codes(part.sent),
-            "trained": codes(part.trained),
-            "reported": codes(part.reported),
+            "sent": codes(part.sent, part.model),
+            "trained": codes(part.trained, part.model),
+            "reported": codes(part.reported, part.model),
             "inner": [plain(inner) for inner in part.inner],
         }
 
@@ -228,6 +231,8 @@ def decode_parts(text: str, lists: Sequence[bytes], structure: Structure) -> tup
         return seen[key]
 
     def selections(found: Any) -> dict[str, Selection]:
+        if isinstance(found, dict):
+            return dict.fromkeys(found["whole"], WHOLE)
         each = found if isinstance(found, list) else [found] * len(structure.tensors)
         pairs = zip(structure.tensors, each, strict=True)
         return {name: selection(code, name) for name, code in pairs if code != ABSENT}

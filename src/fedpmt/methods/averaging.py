@@ -31,6 +31,10 @@ Normalise = Literal["none", "steps", "draws"]
 its say; or its steps and how likely it was that it trained a layer, so that the mean is right over the draws."""
 
 
+PLAIN = "plain"
+"""The mean by weights, which trusts every reply."""
+
+
 def weight_of(weight: Weight, samples: int) -> int:
     """a_k of a device by its number of samples."""
     return samples if weight == "samples" else 1
@@ -54,16 +58,18 @@ class MeanFold(Fold[Averaged]):
         rule: Rule,
         weight: Weight,
         server: ServerOptimizer = REPLACE,
+        mean: str = PLAIN,
         normalise: Normalise = "none",
         momentum: float = 0.0,
     ) -> None:
-        from fedpmt.aggregation import CoverageMean
+        from fedpmt.aggregation import CoverageMean, make_mean
 
         self._state, self._weight, self._server = state, weight, server
         self._normalise, self._momentum = normalise, momentum
         self._parameters = frozenset(() if normalise == "none" else state.structure.parameters)
         self._unit = 0.0  # τ of the first reply: steps are in its units, so that equal ones need no product
-        self._mean = CoverageMean(state.tensors, rule)
+        plain = mean == PLAIN
+        self._mean = CoverageMean(state.tensors, rule) if plain else make_mean(state.tensors, rule, mean)
 
     def add(self, reply: Reply) -> None:
         stretches = None if self._normalise == "none" else self._stretch(reply)
@@ -133,10 +139,11 @@ class PartAveraging(Method[Averaged, Any]):
     """Sends each device a part of the global model and averages every entry over those that trained it.
 
     A method is four values: which part a device gets (`part`), what it does with it (`local`), how replies are
-    folded (`mean`), and what becomes of the folded difference (`server`).
+    folded (`rule`, `mean`), and what becomes of the folded difference (`server`).
     """
 
     weight: Weight = "samples"
+    mean: str = PLAIN  # or robust: median, trimmed:SHARE, clipped:NORM
     server: ServerOptimizer = REPLACE
     normalise: Normalise = "none"
 
@@ -153,13 +160,13 @@ class PartAveraging(Method[Averaged, Any]):
         return LocalWork()
 
     @property
-    def mean(self) -> Rule:
+    def rule(self) -> Rule:
         """How entries that only some devices trained are averaged."""
         return "overlap"
 
     @property
     def traits(self) -> Traits:
-        return Traits(sums="entries", combines=f"{self.mean} mean")
+        return Traits(sums="entries", combines=f"{self.rule} mean")
 
     def init(self, setup: Setup) -> Averaged:
         prototype = setup.prototypes[GLOBAL]
@@ -169,7 +176,7 @@ class PartAveraging(Method[Averaged, Any]):
         return send(state.tensors, self.offer(state, client, round))
 
     def fold(self, state: Averaged, round: Round) -> Fold[Averaged]:
-        return MeanFold(state, self.mean, self.weight, self.server, self.normalise, round.momentum)
+        return MeanFold(state, self.rule, self.weight, self.server, self.mean, self.normalise, round.momentum)
 
     def predictor(self, state: Averaged) -> Predictor:
         return Predictor("global", GLOBAL, state.tensors)
@@ -203,18 +210,18 @@ SGD_STEPS: LocalWork[Any] = LocalWork()
 
 @dataclass(frozen=True)
 class Composed(PartAveraging):
-    """A method put together from values: the parts of one method with another's local work, mean or server.
+    """A method put together from values: the parts of one method with another's local work, rule or server.
 
     >>> from fedpmt.methods.fedpmt import FedPMT
     >>> from fedpmt.methods.fedprox import Proximal
-    >>> method = Composed(parts=FedPMT(), local=Proximal(0.1), mean="fill")
+    >>> method = Composed(parts=FedPMT(), local=Proximal(0.1), rule="fill")
     >>> method.traits.combines
     'fill mean'
     """
 
     parts: Parts | None = None
     local: LocalWork[Any] = SGD_STEPS
-    mean: Rule = "overlap"
+    rule: Rule = "overlap"
 
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         return self.offer(state, client, round)[0]

@@ -60,6 +60,7 @@ class Traits:
     needs_losses: bool = False  # metrics that devices report
     sends_more: bool = False  # replies hold more than the update: control variates, features, counts
     sums: Literal["layers", "entries", "none"] = "none"  # what of the replies a secure sum can stand for
+    rotates: bool = False  # the layers that a device trains change from round to round
     combines: str = "mean"  # how the server makes one model of the replies, in words
     server_work: Literal["", "trains", "clusters"] = ""  # what the server does in addition, at a price
     keeps: str = ""  # what a device keeps between rounds, in words

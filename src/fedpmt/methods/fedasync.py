@@ -24,7 +24,7 @@ class MixingFold(MeanFold):
     """Mixes the mean of all replies into the model; with one reply per server step, as usual, it is the paper's."""
 
     def __init__(self, method: FedAsync, state: Averaged) -> None:
-        super().__init__(state, method.mean, method.weight, method.server)
+        super().__init__(state, method.rule, method.weight, method.server, method.mean)
         self._mixing = method.mixing
 
     def add(self, reply: Reply) -> None:

@@ -63,13 +63,13 @@ class FedDrop(PartAveraging):
         return Traits(
             needs_speeds=True,
             sums="entries",
-            combines=f"{self.mean} mean",
+            combines=f"{self.rule} mean",
             budget=acts("device") if self.keep is None else {},
             under_budget={"scope": "all", "match": "within"},
         )
 
     @property
-    def mean(self) -> Rule:
+    def rule(self) -> Rule:
         return self.aggregation
 
     @property

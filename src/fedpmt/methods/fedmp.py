@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from fedpmt.methods.averaging import Averaged, MeanFold, Weight, send
+from fedpmt.methods.averaging import PLAIN, Averaged, MeanFold, Weight, send
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import GLOBAL, Part
@@ -111,7 +111,7 @@ class FillFold(Fold[Pruning]):
 
     def __init__(self, method: FedMP, state: Pruning, round: Round) -> None:
         self._method, self._state, self._round = method, state, round
-        self._mean = MeanFold(state.model, "fill", method.weight, method.server)
+        self._mean = MeanFold(state.model, "fill", method.weight, method.server, method.mean)
         self._heard: list[tuple[int, float, float]] = []  # worker, seconds, loss
 
     def add(self, reply: Reply) -> None:
@@ -138,6 +138,7 @@ class FedMP(Method[Pruning, None]):
     most: float = 0.8  # the largest α that is tried
     gap: float = 1e-3  # ε, added to the gap in time
     clip: float = 5.0  # rewards beyond this are cut
+    mean: str = PLAIN
     server: ServerOptimizer = REPLACE
 
     def __post_init__(self) -> None:

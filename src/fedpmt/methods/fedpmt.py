@@ -11,6 +11,18 @@ of a depth and a number of steps, (f, τ) with c_f τ <= B_k,
 
     traded    the deepest f that leaves τ >= s τ_max steps
     rotated   with probability 1 / R all layers, in the steps that are left for them; else the traded pair
+
+Other methods of the family differ in the block of layers that a device trains, and in how it is averaged
+(methods/family.py has them by their papers' names):
+
+    suffix         the deepest suffix that the device can afford
+    random-suffix  a suffix of random depth, up to that one; all layers on a device that can afford them
+    cycle          the same layers on all devices: all of them for some rounds, then one after another, then again
+    window         as many neighbouring layers as it can afford, further towards the output in each round
+    random-block   one of the largest blocks of neighbouring layers that it can afford, drawn in each round
+    middle, prefix the dearest block in the middle or at the input that costs no more than the suffix
+
+    blend          w[l] <- r_l mean[l] + (1 - r_l) w[l],   r_l = Σ_{k: f_k[l] = 1} a_k / Σ_{k in S} a_k
 """
 
 from __future__ import annotations
@@ -20,19 +32,27 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from fedpmt.methods.averaging import Averaged, PartAveraging, send, with_steps
 from fedpmt.methods.base import Traits, acts, require
-from fedpmt.parts.depth import block, suffixes
+from fedpmt.parts.depth import block, maximal, runs, suffixes, windows
 from fedpmt.parts.part import mask
 from fedpmt.pricing.matching import largest
 from fedpmt.resources import ROUNDING
 from fedpmt.training.messages import Chance
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedpmt.aggregation import Rule
     from fedpmt.methods.base import Round
     from fedpmt.parts.part import Part
     from fedpmt.pricing.meter import Plan as DevicePlan
     from fedpmt.training.messages import Client, Task
 
 Plan = Literal["paper", "traded", "rotated"]
+Block = Literal["suffix", "random-suffix", "cycle", "window", "random-block", "middle", "prefix"]
+DRAWN = ("random-suffix", "random-block")
+Average = Literal["trainers", "blend"]
+FULL_ROUNDS, LAYER_ROUNDS = 5, 2
+"""Of a cycle: the rounds that all layers are trained in, and those of each layer alone, as in FedPart."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +61,47 @@ class FedPMT(PartAveraging):
 
     depths: int | None = None  # |I|; None: one per layer
     splitting: Literal["server", "device"] = "server"  # Option I or Option II
-    block: Literal["suffix", "middle", "prefix"] = (
-        "suffix"  # the paper's last layers, or others at their price
-    )
+    block: Block = "suffix"  # which layers a device trains: the paper's last ones, or others
+    average: Average = "trainers"  # equation 7, or blended with the old value by the share of trainers
+    full_rounds: int = FULL_ROUNDS  # of a cycle, in which all layers are trained
+    layer_rounds: int = LAYER_ROUNDS  # of a cycle, for each layer
     plan: Plan = "paper"  # what a device does with its budget
     share: float = 0.5  # s: of its steps, the least that a traded plan leaves
     every: int = 4  # R: a rotated plan trains all layers once in so many rounds of a device, on average
 
     def __post_init__(self) -> None:
-        require(self, share=(0 <= self.share <= 1, ">= 0 and <= 1"), every=(self.every >= 1, ">= 1"))
+        require(
+            self,
+            share=(0 <= self.share <= 1, ">= 0 and <= 1"),
+            every=(self.every >= 1, ">= 1"),
+            full_rounds=(self.full_rounds >= 0, ">= 0"),
+            layer_rounds=(self.layer_rounds >= 1, ">= 1"),
+            block=(self.plan == "paper" or self.block == "suffix", f"suffix with plan = {self.plan}"),
+        )
+        cycles = self.block == "cycle"
+        require(
+            self,
+            full_rounds=(cycles or self.full_rounds == FULL_ROUNDS, f"{FULL_ROUNDS} unless block = cycle"),
+            layer_rounds=(
+                cycles or self.layer_rounds == LAYER_ROUNDS,
+                f"{LAYER_ROUNDS} unless block = cycle",
+            ),
+        )
 
     @property
     def traits(self) -> Traits:
         return Traits(
-            needs_speeds=self.plan != "paper",
-            sums="layers",
-            combines="overlap mean",
-            budget=acts("device"),
+            needs_speeds=self.plan != "paper" or self.block not in ("suffix", "cycle"),
+            # A sum of layers is over their trainers; the share of these is not in it.
+            sums="layers" if self.average == "trainers" else "none",
+            rotates=self.plan == "rotated" or self.block not in ("suffix", "middle", "prefix"),
+            combines=f"{self.rule} mean",
+            budget={} if self.block == "cycle" else acts("device"),
         )
+
+    @property
+    def rule(self) -> Rule:
+        return "overlap" if self.average == "trainers" else "fill"
 
     def masks(self, state: Averaged) -> tuple[Part, ...]:
         """Ξ_1 to Ξ_|I|, smallest first."""
@@ -71,12 +114,20 @@ class FedPMT(PartAveraging):
     def part(self, state: Averaged, client: Client, round: Round) -> Part:
         """Option I: the largest f_k within what the server knows the device can do."""
         masks = self.masks(state)
-        chosen = masks[-1] if client.plan is None else client.plan.deepest(masks)
-        return chosen if self.block == "suffix" else self.elsewhere(state, chosen, round)
+        deepest = masks[-1] if client.plan is None else client.plan.deepest(masks)
+        if self.block == "suffix":
+            return deepest
+        if self.block in ("middle", "prefix"):
+            return self.elsewhere(state, deepest, round)
+        choices = self.choices(state, client)
+        if self.block in DRAWN:
+            return choices[int(round.rng("block", client.id).integers(len(choices)))]
+        return choices[round.index % len(choices)]
 
     def assign(self, state: Averaged, client: Client, round: Round) -> Task:
         if self.plan == "paper" or client.plan is None:
-            return send(state.tensors, self.offer(state, client, round))
+            task = send(state.tensors, self.offer(state, client, round))
+            return task if self.normalise != "draws" else replace(task, chances=self.drawn(state, client))
         drawn, *others = chances = self.chances(state, client.plan)
         if others and round.rng("rotation", client.id).random() < others[0].probability:
             drawn = others[0]
@@ -93,7 +144,29 @@ class FedPMT(PartAveraging):
 
     def offer(self, state: Averaged, client: Client, round: Round) -> tuple[Part, ...]:
         """Option II: all masks, and the device's choice travels up with its reply."""
-        return self.masks(state) if self.splitting == "device" else (self.part(state, client, round),)
+        chooses = self.splitting == "device" and self.block == "suffix"
+        return self.masks(state) if chooses else (self.part(state, client, round),)
+
+    def drawn(self, state: Averaged, client: Client) -> tuple[Chance, ...]:
+        """The parts that a device's was drawn from; none where it was not."""
+        choices = self.choices(state, client) if self.block in DRAWN else ()
+        return tuple(Chance(1 / len(choices), part, client.steps) for part in choices)
+
+    def choices(self, state: Averaged, client: Client) -> Sequence[Part]:
+        """The parts that a device trains one after another, or draws from."""
+        masks = self.masks(state)
+        if self.block == "random-suffix":
+            deepest = masks[-1] if client.plan is None else client.plan.deepest(masks)
+            return masks[-1:] if deepest is masks[-1] else masks[: masks.index(deepest) + 1]
+        memo = state.structure.memo
+        if (FedPMT, "runs", self.depths) not in memo:
+            memo[FedPMT, "runs", self.depths] = runs(state.structure, len(masks))
+        blocks: tuple[tuple[Part, ...], ...] = memo[FedPMT, "runs", self.depths]
+        if self.block == "cycle":
+            layers = [beginning[0] for beginning in blocks for _ in range(self.layer_rounds)]
+            return [*masks[-1:] * self.full_rounds, *layers]
+        find = windows if self.block == "window" else maximal
+        return find(blocks, client.plan.affords) if client.plan else masks[-1:]
 
     def elsewhere(self, state: Averaged, chosen: Part, round: Round) -> Part:
         """The dearest block in another place that costs no more: to compare with, not in the paper."""
@@ -111,4 +184,6 @@ class FedPMT(PartAveraging):
         return largest(blocks, lambda part: round.price(part).sustained <= most)
 
     def neutral(self) -> Self:
-        return replace(self, splitting="server", block="suffix", plan="paper")
+        return replace(
+            self, weight="samples", splitting="server", block="suffix", average="trainers", plan="paper"
+        )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from fedpmt.methods.averaging import Weight
+from fedpmt.methods.averaging import PLAIN, Weight
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
 from fedpmt.methods.nested import CORNERS, Nested, NestedMean, WidthsWork, nested, outputs_at
 from fedpmt.parts.part import GLOBAL, Part
@@ -104,7 +104,7 @@ class WidthsFold(Fold[Nested]):
     """The mean of all nets."""
 
     def __init__(self, method: FjORD, state: Nested) -> None:
-        self._server, self._mean = method.server, NestedMean(state, method.weight)
+        self._server, self._mean = method.server, NestedMean(state, method.weight, method.mean)
 
     def add(self, reply: Reply) -> None:
         self._mean.add(reply.part, reply.update, reply.tensors, reply.samples)
@@ -120,6 +120,7 @@ class FjORD(Method[Nested, None]):
     weight: Weight = "samples"
     sizes: int = 5  # |P|: p in {1/5, .., 1}; counted by integers, so that no two widths differ by rounding
     distil: bool = False  # p_max teaches p, at the price of both (the paper's KD)
+    mean: str = PLAIN
     server: ServerOptimizer = REPLACE
 
     def __post_init__(self) -> None:

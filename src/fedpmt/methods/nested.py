@@ -122,11 +122,13 @@ def nested(structure: Structure, shares: Mapping[str, float], method: str) -> tu
 class NestedMean:
     """The mean of nets: every entry over those that have it, every width's statistics over those that train it."""
 
-    def __init__(self, state: Nested, weight: Weight) -> None:
-        from fedpmt.aggregation import CoverageMean
+    def __init__(self, state: Nested, weight: Weight, mean: str) -> None:
+        from fedpmt.aggregation import make_mean
 
-        self._tensors = CoverageMean(state.tensors)
-        self._statistics = {group: CoverageMean(tensors) for group, tensors in state.statistics.items()}
+        self._tensors = make_mean(state.tensors, "overlap", mean)
+        self._statistics = {
+            group: make_mean(tensors, "overlap", mean) for group, tensors in state.statistics.items()
+        }
         self._state, self._weight, self._widest = state, weight, state.widest
 
     def add(self, net: Part, update: Tensors, payload: Payload, samples: int) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from fedpmt.methods.averaging import Weight, weight_of
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
 from fedpmt.parts.depth import full, suffix
-from fedpmt.parts.mask import rearranged
+from fedpmt.parts.mask import prunable, rearranged
 from fedpmt.parts.part import GLOBAL, WHOLE, Mask, Part, place, take, travelling_shapes
 from fedpmt.pricing.matching import largest_rate
 from fedpmt.training.local import LocalWork, Outcome
@@ -136,11 +136,6 @@ def gained(run: Run[Squares]) -> dict[str, Tensor]:
     if run.task.scalars[EACH_STEP]:
         return totals
     return {name: total.square().mul_(len(run.data)) for name, total in totals.items()}
-
-
-def prunable(structure: Structure) -> list[str]:
-    """The tensors that can be pruned: biases and norms are few, and never are."""
-    return [name for name in structure.parameters if len(structure.shapes[name]) > 1]
 
 
 @dataclass(frozen=True)

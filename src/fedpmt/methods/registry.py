@@ -30,6 +30,12 @@ if typing.TYPE_CHECKING:
 METHODS = {
     "fedavg": ("fedpmt.methods.fedavg", "FedAvg"),
     "fedpmt": ("fedpmt.methods.fedpmt", "FedPMT"),
+    "embracingfl": ("fedpmt.methods.family", "EmbracingFL"),
+    "fedolf": ("fedpmt.methods.family", "FedOLF"),
+    "salf": ("fedpmt.methods.family", "SALF"),
+    "fedpart": ("fedpmt.methods.family", "FedPart"),
+    "cocofl": ("fedpmt.methods.family", "CoCoFL"),
+    "fedel": ("fedpmt.methods.family", "FedEL"),
     "feddrop": ("fedpmt.methods.feddrop", "FedDrop"),
     "heterofl": ("fedpmt.methods.heterofl", "HeteroFL"),
     "fedrolex": ("fedpmt.methods.fedrolex", "FedRolex"),
@@ -46,6 +52,10 @@ METHODS = {
     "fedgen": ("fedpmt.methods.fedgen", "FedGen"),
     "fedra": ("fedpmt.methods.fedra", "FedRA"),
     "flexlora": ("fedpmt.methods.flexlora", "FlexLoRA"),
+    "fiarse": ("fedpmt.methods.fiarse", "FIARSE"),
+    "depthfl": ("fedpmt.methods.depthfl", "DepthFL"),
+    "inclusivefl": ("fedpmt.methods.depthfl", "InclusiveFL"),
+    "fedepth": ("fedpmt.methods.fedepth", "FeDepth"),
     "fedasync": ("fedpmt.methods.fedasync", "FedAsync"),
     "fedbuff": ("fedpmt.methods.fedbuff", "FedBuff"),
     "timelyfl": ("fedpmt.methods.timelyfl", "TimelyFL"),
@@ -55,7 +65,7 @@ METHODS = {
 GROUP = "fedpmt.methods"
 """The group of entry points in which a package offers its methods."""
 
-PROVIDED = ("depths", "splitting", "plan", "server")
+PROVIDED = ("depths", "splitting", "plan", "mean", "server")
 """Fields that take the value of a run's setting, where a method has them; they are no options of its own."""
 
 MethodClass: typing.TypeAlias = type[Method[Any, Any]]
@@ -158,8 +168,8 @@ def _is_method(value: Any) -> bool:
 def fields(name: str) -> dict[str, tuple[Any, Any]]:
     """Return the options of a method that can be given as text: name -> (type, default).
 
-    These are its fields, without those that a run provides (`depths`, `splitting`, `plan`, `server`), and without those
-    whose type text cannot express.
+    These are its fields, without those that a run provides (`PROVIDED`) and without those whose
+    type text cannot express.
     """
     cls = method_class(name)
     hints = _hints(cls)

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from fedpmt.methods.averaging import Weight
+from fedpmt.methods.averaging import PLAIN, Weight
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
 from fedpmt.methods.nested import Nested, NestedMean, WidthsWork, nested, outputs_at
 from fedpmt.parts.part import GLOBAL, Part
@@ -94,7 +94,7 @@ class DecodedFold(Fold[Nested]):
 
     def __init__(self, method: SlimFL, state: Nested, round: Round) -> None:
         self._method, self._structure, self._round = method, state.structure, round
-        self._mean = NestedMean(state, method.weight)
+        self._mean = NestedMean(state, method.weight, method.mean)
         self._counts = dict.fromkeys((net.label for net in method.nets(state.structure)), 0)
         self._delivered = 0
 
@@ -134,6 +134,7 @@ class SlimFL(Method[Nested, None]):
     noise: float = 0.1  # σ² d^a / P
     fit: bool = False  # a device trains and sends only the widths within its budget
     evaluated: float = 1.0  # the width that is tested
+    mean: str = PLAIN
     server: ServerOptimizer = REPLACE
 
     def __post_init__(self) -> None:

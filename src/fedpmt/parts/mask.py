@@ -1,4 +1,4 @@
-"""Which single weights a model keeps: the greedy choice of most gain per time (PruneFL)."""
+"""Which single weights a model keeps: the greedy choice of most gain per time (PruneFL), or the largest (FIARSE)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedpmt.parts.width import kept_count
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from fedpmt.models.structure import Structure
+
+
+def prunable(structure: Structure) -> list[str]:
+    """The tensors that can be pruned: biases and norms are few, and never are."""
+    return [name for name in structure.parameters if len(structure.shapes[name]) > 1]
+
+
+def largest_entries(sizes: Mapping[str, np.ndarray], share: float) -> dict[str, np.ndarray]:
+    """The mask of this share of all entries, the largest ones; at least one.
+
+    >>> found = largest_entries({"a": np.array([3.0, 1.0]), "b": np.array([[2.0], [4.0]])}, 0.5)
+    >>> found["a"].tolist(), found["b"].tolist()
+    ([True, False], [[False], [True]])
+    """
+    together = np.concatenate([size.reshape(-1) for size in sizes.values()])
+    count = kept_count(len(together), share)
+    kept = np.zeros(len(together), dtype=bool)
+    kept[np.argpartition(-together, count - 1)[:count]] = True
+    ends = np.cumsum([size.size for size in sizes.values()])
+    parts = zip(sizes.items(), np.split(kept, ends[:-1]), strict=True)
+    return {name: own.reshape(size.shape) for (name, size), own in parts}
 
 
 def rearranged(

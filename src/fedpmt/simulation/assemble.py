@@ -51,6 +51,7 @@ def make_price(settings: Settings, problem: Problem, room: float = math.inf) -> 
         cached=settings.keeps_prefix,
         keep_base=settings.prefix,
         room=room,
+        reused=settings.prefix_tolerance is not None,
         held=(problem.optimizer or make_optimizer(settings)).held,
         example=problem.example(),
         net=problem.net,
@@ -108,8 +109,7 @@ def assemble(
     try:
         fleet = make_fleet(settings).ordered(problem.data.names)
         traces = make_traces(settings, fleet, problem.data.names)
-        nets = method.models(problem.model, problem.example(), Seeds(settings.seed))
-        problem = replace(problem, prototypes=nets)
+        problem = add_nets(settings, problem, method)
         check_fit(settings, problem, method)
         # Prices are measured where torch is sure to be, and do not depend on the device.
         planner = plan(settings, problem, fleet, method)
@@ -136,6 +136,12 @@ def assemble(
         torch.set_num_threads(threads)
         if executor is not None:
             executor.close()
+
+
+def add_nets(settings: Settings, problem: Problem, method: Method[Any, Any]) -> Problem:
+    """The problem with the nets that a method has in play in addition to the global one."""
+    nets = method.models(problem.model, problem.example(), Seeds(settings.seed))
+    return replace(problem, prototypes=nets)
 
 
 def check_fit(settings: Settings, problem: Problem, method: Method[Any, Any]) -> None:

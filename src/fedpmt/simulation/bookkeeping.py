@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedpmt.parts.part import GLOBAL, mask
+from fedpmt.parts.part import mask
 from fedpmt.records import DeviceRecord, RoundRecord
 
 if TYPE_CHECKING:
@@ -25,9 +25,8 @@ def record_round(
     for one, outcome in zip(assignments, verdict.outcomes, strict=True):
         if outcome == "arrived":
             operations += one.usage.operations + one.base_operations
-            if one.part.model == GLOBAL:
-                for layer, trained in zip(coverage, mask(structure, one.part), strict=True):
-                    coverage[layer] += trained
+            for layer, trained in zip(coverage, mask(structure, one.part), strict=True):
+                coverage[layer] += trained
         elif one.seconds:
             spent = max(0.0, verdict.round_seconds - one.base_seconds)
             if one.started is not None:

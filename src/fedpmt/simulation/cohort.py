@@ -154,6 +154,9 @@ class Assignment:
     base_operations: float = 0.0  # what it computes before, once: the base's outputs, where these are kept
     base_seconds: float = 0.0  # of both, which `seconds` don't contain
     base_transfer: float = 0.0  # of these seconds, on the link
+    made: int | None = (
+        None  # the round of the kept outputs of frozen layers that it trains on; None: this one
+    )
     reason: str = ""  # why its reply did not count, where somebody said
     version: int = 0  # t, the round in which it was asked
     turn: int = 0  # which draw of that round it was in
@@ -203,13 +206,20 @@ def choose(federation: Federation, device: Device, task: Task, samples: int) -> 
 
 
 def account(
-    federation: Federation, device: Device, task: Task, part: Part, samples: int, plan: Plan
+    federation: Federation,
+    device: Device,
+    task: Task,
+    part: Part,
+    samples: int,
+    plan: Plan,
+    *,
+    reuses: bool = False,
 ) -> Assignment:
-    """What it will take a device to do its task with this part."""
+    """What it will take a device to do its task with this part; `reuses` where it has the frozen layers' outputs."""
     meter = plan.meter if plan.meter.device.speed == device.speed else replace(plan.meter, device=device)
     fewer = task.steps is not None or task.epochs is not None
     steps = steps_asked(federation, task, samples) if fewer else None
-    quote = meter.quote(part, steps)
+    quote = meter.quote(part, steps, reuses=reuses)
     usage, steps = quote.usage, meter.steps if steps is None else steps
     if usage.memory > device.memory:
         # It says so at once: nothing is sent and nobody waits.

@@ -19,14 +19,17 @@ from fedpmt.simulation.problem import sizes_of
 from fedpmt.types import SettingError, shown_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from fedpmt.devices.fleet import Device
+    from fedpmt.methods.base import Round
     from fedpmt.simulation.loop import Federation, Progress
 
 
 LOG = logging.getLogger("fedpmt")
+ROUNDS_AHEAD = 50
+"""That are looked at where a device's layers change from round to round, before some are said to be nobody's."""
 
 
 def warn_before_training(federation: Federation, progress: Progress) -> None:
@@ -88,20 +91,30 @@ def untrained_layers(federation: Federation, progress: Progress) -> tuple[str, .
     structure, settings = federation.problem.model.structure, federation.settings
     latest = float("inf") if settings.deadline is None else settings.deadline * (1 + ROUNDING)
     missing = {layer.name for layer in structure.layers}
-    round_, _ = federation.open(progress, reachable=())
-    for device in _strongest_first(federation):
+    for round_, device in _assignments(federation, progress):
         one = assign(federation, progress, device, replace(round_, cohort=(device.id,)))
-        if one.part.model != GLOBAL:
+        part = one.part.resident()
+        trained = mask(structure, part)
+        if not any(trained):
             return ()
         if one.able and one.seconds <= latest:
-            part = one.part.resident()
-            trained = mask(structure, part)
             missing -= {layer.name for layer, on in zip(structure.layers, trained, strict=True) if on}
             # What is left out is left out by chance, and comes another time.
             missing -= {structure.layers[place].name for place in left_out(structure, part)}
         if not missing:
             return ()
     return tuple(layer.name for layer in structure.layers if layer.name in missing)
+
+
+def _assignments(federation: Federation, progress: Progress) -> Iterator[tuple[Round, Device]]:
+    """Yield the rounds and devices to look at: this round, and later ones where layers change from round to round."""
+    round_, _ = federation.open(progress, reachable=())
+    kinds = list(_strongest_first(federation))
+    yield from ((round_, device) for device in kinds)
+    if federation.method.traits.rotates:
+        for ahead in range(1, ROUNDS_AHEAD):
+            later, _ = federation.open(replace(progress, rounds=progress.rounds + ahead), reachable=())
+            yield later, kinds[0]  # the strongest has the widest choice
 
 
 def warn_of_idle_precision(federation: Federation, progress: Progress) -> None:

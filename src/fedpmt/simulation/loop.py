@@ -18,6 +18,7 @@ from fedpmt.simulation.cohort import assign, draw_cohort, send_base, settle
 from fedpmt.simulation.evaluation import classes_by_level, evaluate, find_statistics
 from fedpmt.simulation.events import EventClock
 from fedpmt.simulation.executors import Unit
+from fedpmt.simulation.prefixes import KeptPrefixes, keep_prefixes, reuse_prefixes
 from fedpmt.simulation.problem import sizes_of
 from fedpmt.training.local import LocalWork, Site, local_settings, schedule_rate
 from fedpmt.training.loop import LOSS
@@ -56,6 +57,9 @@ class Progress:
     accepted: dict[int, int] | None = None  # device -> the last round whose reply counted; None without state
     speeds: dict[int, float] | None = None  # κ_k as fitted to measured seconds, of devices that were asked
     holders: dict[int, int] | None = None  # device -> the round in which it got the base; None without one
+    prefixes: KeptPrefixes | None = (
+        None  # outputs of frozen layers that devices keep; None where they keep none
+    )
     flights: Flights | None = None  # who is at work meanwhile, on a clock of events
 
 
@@ -101,6 +105,8 @@ class Federation:
             round_, assignments = self.open(progress)
             if self.has_base:
                 assignments = send_base(self, progress, assignments)
+            if self.settings.prefix_tolerance is not None:
+                assignments = reuse_prefixes(self, progress, assignments)
             verdict = self.settle(assignments, round_)
             replies = self.train(arrivals(assignments, verdict))
         return self.close(progress, round_, assignments, verdict, replies)
@@ -181,8 +187,13 @@ class Federation:
         if self.settings.speeds != "stated":
             speeds = fit_speeds(self, progress, assignments, verdict)
         holders = add_holders(progress, assignments) if self.has_base else None
+        prefixes = None
+        if self.settings.prefix_tolerance is not None:
+            prefixes = keep_prefixes(self, progress, arrived)
         now = progress.virtual_seconds + seconds
-        after = Progress(step.state, progress.rounds + 1, now, accepted, speeds, holders, progress.flights)
+        after = Progress(
+            step.state, progress.rounds + 1, now, accepted, speeds, holders, prefixes, progress.flights
+        )
         record = record_round(self, after, assignments, verdict)
         return after, record.model_copy(update=self.measure(after, step, losses, seconds))
 
@@ -320,6 +331,8 @@ class Federation:
         local = self.local(round_index)
         if task.epochs is not None:
             local = replace(local, epochs=task.epochs)
+        if self.settings.prefix == "streamed" and self.planner.price.streams(part, samples):
+            local = replace(local, prefix="streamed")
         seeds = Seeds(seed, round_index, device, turn)
         return Unit(device, round_index, task, part, own, seeds, local, samples)
 

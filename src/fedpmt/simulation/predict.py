@@ -134,9 +134,10 @@ def restamp_run(
 ) -> RunRecord | None:
     """The run with times, bytes and operations of these settings; None where other replies would count.
 
-    Only for methods whose assignments do not depend on what is learned; `problem` may hold made-up samples.
+    Only for methods whose assignments do not depend on what is learned; `problem` may hold made-up samples. What
+    devices reuse of earlier rounds does depend on it.
     """
-    if settings.clock == "events":
+    if settings.prefix_tolerance is not None or settings.clock == "events":
         return None  # another order of arrival is another model
     stamped: list[RoundRecord] = []
     counted = replace(problem, data=_Counted(problem.data, settings.devices, settings.samples))

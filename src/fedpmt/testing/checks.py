@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedpmt import api
-from fedpmt.methods.averaging import Averaged
+from fedpmt.methods.averaging import PLAIN, Averaged
 from fedpmt.methods.fedavg import FedAvg
-from fedpmt.parts.part import GLOBAL, Whole, add_at
+from fedpmt.parts.part import Whole, add_at
 from fedpmt.pricing.meter import UPDATE, download_bytes, reply_shapes, upload_bytes
 from fedpmt.records import CHECKPOINT, DEVICES, MODEL_FILE, ROUNDS
 from fedpmt.simulation.checkpoint import read_value, write_value
@@ -241,8 +241,10 @@ def reduces_to_fedavg(subject: Subject) -> None:
     neutral: Any = subject.method.neutral()
     if neutral is None:
         return
-    if any(item.name == "server" for item in dataclasses.fields(neutral)):
-        neutral = replace(neutral, server=REPLACE)  # the run's setting, apart from the method's own
+    # The run's settings, apart from the method's own.
+    plain = {"server": REPLACE, "mean": PLAIN}
+    taken = {item.name for item in dataclasses.fields(neutral)} & set(plain)
+    neutral = replace(neutral, **{name: plain[name] for name in taken})
     ours = Bench(neutral)
     theirs = Bench(FedAvg(), ours.model.clone())
     for index in range(3):
@@ -269,7 +271,7 @@ def uncovered(tensors: Tensors, replies: Sequence[Reply]) -> dict[str, torch.Ten
     for name, tensor in tensors.items():
         cover = torch.zeros_like(tensor)
         for reply in replies:
-            if reply.part.model == GLOBAL and name in reply.part.trained:
+            if name in reply.part.trained:
                 add_at(cover, reply.part.trained[name], 1.0)
         found[name] = cover == 0
     return found
