@@ -177,5 +177,5 @@ def make_executor(settings: Settings, problem: Problem, device: torch.device, da
     )
     if settings.executor == "plain" or workers == 1:
         return one
-    processes = min(workers, settings.cohort)
+    processes = min(workers, settings.concurrency or settings.cohort)
     return Parallel(one, workers, processes if processes > 1 and can_fork(device) else 0)
