@@ -75,7 +75,7 @@ class FedNova(PartAveraging):
 
     def average(self, state: Averaged, replies: list[Reply], server: Server) -> Step[Averaged]:
         """Scale each update by τ_eff / τ_k, and average as always; running statistics of norms stay as they are."""
-        mean = MeanFold(state, self.mean, self.weight, self.server)
+        mean = MeanFold(state, "overlap", self.weight, self.server)
         parameters = set(state.structure.parameters)
         taus = [float(reply.scalars["tau"]) if self.normalise != "none" else 1.0 for reply in replies]
         weights = [weight_of(self.weight, reply.samples) for reply in replies]

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from fedpmt.methods.family import FedEL as FedEL
     from fedpmt.methods.family import FedOLF as FedOLF
     from fedpmt.methods.family import FedPart as FedPart
+    from fedpmt.methods.fedasync import FedAsync as FedAsync
     from fedpmt.methods.fedavg import FedAvg as FedAvg
+    from fedpmt.methods.fedbuff import FedBuff as FedBuff
     from fedpmt.methods.feddf import FedDF as FedDF
     from fedpmt.methods.feddrop import FedDrop as FedDrop
     from fedpmt.methods.fedepth import FeDepth as FeDepth
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from fedpmt.methods.prunefl import PruneFL as PruneFL
     from fedpmt.methods.scaffold import Scaffold as Scaffold
     from fedpmt.methods.slimfl import SlimFL as SlimFL
+    from fedpmt.methods.timelyfl import TimelyFL as TimelyFL
     from fedpmt.models.lora import lora as lora
     from fedpmt.models.lora import merge_lora as merge_lora
     from fedpmt.models.structure import Axis as Axis
@@ -83,7 +86,9 @@ _HOMES = {
     "fedpmt.methods.base": ("Method", "Traits"),
     "fedpmt.methods.comet": ("Comet",),
     "fedpmt.methods.family": ("CoCoFL", "EmbracingFL", "FedEL", "FedOLF", "FedPart", "SALF"),
+    "fedpmt.methods.fedasync": ("FedAsync",),
     "fedpmt.methods.fedavg": ("FedAvg",),
+    "fedpmt.methods.fedbuff": ("FedBuff",),
     "fedpmt.methods.feddf": ("FedDF",),
     "fedpmt.methods.feddrop": ("FedDrop",),
     "fedpmt.methods.fedgen": ("FedGen",),
@@ -103,6 +108,7 @@ _HOMES = {
     "fedpmt.methods.prunefl": ("PruneFL",),
     "fedpmt.methods.scaffold": ("Scaffold",),
     "fedpmt.methods.slimfl": ("SlimFL",),
+    "fedpmt.methods.timelyfl": ("TimelyFL",),
     "fedpmt.models.lora": ("lora", "merge_lora"),
     "fedpmt.models.structure": ("Axis",),
     "fedpmt.prices": ("cost", "layers", "plan"),
@@ -132,7 +138,9 @@ __all__ = [
     "Device",
     "EmbracingFL",
     "FeDepth",
+    "FedAsync",
     "FedAvg",
+    "FedBuff",
     "FedDF",
     "FedDrop",
     "FedEL",
@@ -168,6 +176,7 @@ __all__ = [
     "SlimFL",
     "Stop",
     "TensorBoard",
+    "TimelyFL",
     "Traits",
     "WandB",
     "Yogi",

@@ -75,7 +75,12 @@ class CoverageMean:
         self._waiting: dict[str, list[tuple[Tensor, float]]] = {}
 
     def add(
-        self, part: Part, update: Tensors, weight: float, stretches: Mapping[str, Stretch] | None = None
+        self,
+        part: Part,
+        update: Tensors,
+        weight: float,
+        stretches: Mapping[str, Stretch] | None = None,
+        discount: float = 1.0,
     ) -> None:
         """Fold in what one device changed.
 
@@ -84,12 +89,13 @@ class CoverageMean:
             update: The differences of the trained tensors.
             weight: a_k.
             stretches: By tensor; one that the part does not train was not drawn this time, and counts as no change.
+            discount: Makes the change smaller, and leaves its weight as it is.
         """
         if stretches:
             self._count_steps(part, weight, stretches)
         # Sums are in units of the first weight, so that devices of equal weight, the usual case, need no product.
         self._unit = self._unit or weight or 1.0
-        share = weight / self._unit
+        share = weight * discount / self._unit
         self._total += weight
         for name, selection in part.trained.items():
             cover = self._covers.get(name, 0.0)
@@ -198,11 +204,18 @@ class TrimmedMean(CoverageMean):
         self._replies: list[tuple[Part, Tensors]] = []
 
     def add(
-        self, part: Part, update: Tensors, weight: float, stretches: Mapping[str, Stretch] | None = None
+        self,
+        part: Part,
+        update: Tensors,
+        weight: float,
+        stretches: Mapping[str, Stretch] | None = None,
+        discount: float = 1.0,
     ) -> None:
         """Keep what one device changed."""
         if stretches:
             raise ValueError("a robust mean compares differences as they are, not stretched ones")
+        if discount != 1:
+            update = {name: change * discount for name, change in update.items()}
         self._replies.append((part, update))
 
     def changes(self) -> dict[str, tuple[Tensor, Tensor | None]]:
@@ -253,7 +266,12 @@ class ClippedMean(CoverageMean):
         self._limit = limit
 
     def add(
-        self, part: Part, update: Tensors, weight: float, stretches: Mapping[str, Stretch] | None = None
+        self,
+        part: Part,
+        update: Tensors,
+        weight: float,
+        stretches: Mapping[str, Stretch] | None = None,
+        discount: float = 1.0,
     ) -> None:
         """Fold in what one device changed, Δ min(1, C / ‖Δ‖)."""
         if stretches:
@@ -261,7 +279,7 @@ class ClippedMean(CoverageMean):
         norm = math.sqrt(sum(float(change.double().square().sum()) for change in update.values()))
         if norm > self._limit:
             update = {name: change * (self._limit / norm) for name, change in update.items()}
-        super().add(part, update, weight)
+        super().add(part, update, weight, discount=discount)
 
 
 def make_mean(weights: Tensors, rule: Rule, mean: str) -> CoverageMean:

@@ -497,8 +497,13 @@ def _with_transform(given: dict[str, Any], own: Own) -> dict[str, Any]:
     )
     if own.transform is None and not read:
         return given
-    if given.get("prefix") == "cache":
-        raise SettingError(f"prefix = 'cache' is refused: {why}, so outputs of frozen layers cannot be kept")
+    for key, wanted in (("prefix", ("cache", "streamed")), ("prefix_tolerance", None)):
+        value = given.get(key)
+        if value is not None and (wanted is None or value in wanted):
+            raise SettingError(
+                f"{key.replace('_', '-')} = '{value}' is refused: {why}, "
+                "so outputs of frozen layers cannot be kept"
+            )
     named = getattr(own.transform, "__qualname__", own.transform)
     digest = given.get("digest", "") + ("" if own.transform is None else f"transform={named};")
     return {**given, "prefix": "recompute", "digest": digest}
@@ -615,10 +620,25 @@ def with_public(given: Mapping[str, Any], methods: Sequence[str]) -> dict[str, A
     return filled
 
 
+def with_events(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the clock of events for a method that usually runs on it; what is said stays."""
+    events = method_class(str(given.get("method") or "fedpmt"))().traits.events
+    if not events or given.get("clock") not in (None, "events"):
+        return dict(given)
+    said = {key: value for key, value in given.items() if value is not None}
+    rules = {"buffer", "step_every"}
+    return {
+        "clock": "events",
+        **{key: value for key, value in events.items() if not (key in rules and rules & set(said))},
+        **said,
+    }
+
+
 def settings_of(given: Mapping[str, Any]) -> Settings:
     """Resolve settings; a fleet says how many devices there are."""
     given = _with_tables(given)
     given = with_public(given, [str(given.get("method") or "fedpmt")])
+    given = with_events(given)
     if given.get("weights") not in (None, "", PRETRAINED, RANDOM):
         given |= _with_weights(given)
     settings = resolve(given)
@@ -741,6 +761,7 @@ def _check_method(settings: Settings, chosen: Method[Any, Any]) -> None:
             f"optimizer = '{settings.optimizer}' cannot be combined with {name} as it is set "
             f"(allowed: {', '.join(used.optimizers)})"
         )
+    _check_clock(settings, chosen)
     _check_shared(settings, chosen)
     if used.needs_public and settings.public == "none":
         raise SettingError(f"public = 'none': {name} needs public data (e.g. {HELD_OUT['public']})")
@@ -781,6 +802,26 @@ def check(
                 f"assign = 'level' needs as many depths as levels: there are {count} depths and "
                 f"{len(fleet.level_speeds)} levels (set --depths or --levels, or use --assign deadline)"
             )
+
+
+def _check_clock(settings: Settings, method: Method[Any, Any]) -> None:
+    """Refuse methods that need an interval without one, and those that need all replies of a round on another clock."""
+    from fedpmt.methods.averaging import PartAveraging
+
+    name, traits = settings.method, method.traits
+    if "step_every" in traits.events and settings.step_every is None:
+        raise SettingError(
+            f"step-every = none: {name} fits work to it (e.g. clock = 'events', step-every = 30)"
+        )
+    why = traits.needs_round
+    if not isinstance(method, PartAveraging):
+        why = "its server needs the replies of a round together"
+    elif traits.keeps:
+        why = f"its devices keep {traits.keeps}"
+    elif type(method).cohort is not PartAveraging.cohort:
+        why = "it chooses its devices itself"
+    if why and settings.clock == "events":
+        raise SettingError(f"clock = 'events' cannot be combined with {name}: {why}")
 
 
 def _check_shared(settings: Settings, method: Method[Any, Any]) -> None:

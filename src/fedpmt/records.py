@@ -33,6 +33,9 @@ CHECKPOINT, MODEL_FILE, DEVICES = "checkpoint.safetensors", "model.safetensors",
 EXECUTION = frozenset({"workers", "checkpoint_seconds", "data_dir"})
 """Settings that say how a run is computed, not what: they may differ when it is resumed."""
 
+EVENTS = ("buffer", "step_every", "concurrency", "staleness")
+"""Settings that say how a clock of events goes; without one they have their defaults."""
+
 ACCURACY = "accuracy"
 """The name of the one score that is a share of samples and is shown in percent."""
 
@@ -117,6 +120,9 @@ class DeviceRecord(Record):
         None  # of what the run's budget limits, in operations, seconds or bytes of this round
     )
     budget: float | None = None  # how much of it there was
+    started: float | None = None  # on a clock of events: when, in virtual seconds
+    version: int | None = None  # of the model that it started from: the server steps before
+    staleness: int | None = None  # server steps between that version and the one it was folded into
 
     @property
     def over_budget(self) -> bool:

@@ -33,6 +33,7 @@ class Seeds:
     seed: int
     round_index: int | None = None
     device: int | None = None
+    turn: int = 0  # which draw of the round; only a clock of events has more than one
 
     def at(self, round_index: int) -> Seeds:
         """The generators of one round."""
@@ -43,6 +44,7 @@ class Seeds:
         import numpy as np
 
         indices = self.round_index, self.device if device is None else device
+        purpose = f"{purpose} {self.turn}" if self.turn else purpose
         key = (
             self.seed,
             zlib.crc32(purpose.encode()),

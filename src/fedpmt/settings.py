@@ -24,7 +24,7 @@ from fedpmt.data.registry import default_for, find_dataset, is_own, spellings
 from fedpmt.data.spec import held_out, parse_public
 from fedpmt.models.nets import NETS, PRETRAINED, RANDOM, TASKS, WHOLE, Net, Task
 from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
-from fedpmt.records import EXECUTION
+from fedpmt.records import EVENTS, EXECUTION
 from fedpmt.resources import BudgetSetting, parse_budget
 from fedpmt.types import Scalar, SettingError, Table
 
@@ -45,6 +45,9 @@ SERVER_USES = {
 """Which of the server's optimizers make use of a setting; with the others it would be ignored, so it is refused."""
 
 LOWER_PRECISIONS = ("bf16", "int8")
+STALENESS = "polynomial:0.5"
+"""What a late reply counts where nothing else is said: 1 / sqrt(1 + staleness), as in FedBuff."""
+
 PRECISION_SECONDS = "bf16=1,int8=1/2"
 """An assumption: 8 bits are taken to be twice as fast as 32, and 16 bits, which many devices lack, no faster."""
 
@@ -180,6 +183,29 @@ class Settings(BaseModel):
     over_select: float = Field(
         1.0, ge=1, le=10, description="ask this many times the cohort, keep the first to arrive"
     )
+    clock: Literal["rounds", "events"] = Field(
+        "rounds",
+        description="rounds: the server waits for the cohort; events: devices start when they are free, replies arrive "
+        "when they are finished, and the server steps by buffer or step-every, each step counting as a round",
+    )
+    buffer: int | None = Field(
+        None,
+        ge=1,
+        description="with clock = events: the server steps after this many replies; default: half of the concurrency",
+    )
+    step_every: str | None = Field(
+        None,
+        description="with clock = events: the server steps, and hands out work, every so many virtual seconds; or "
+        "fastest:SHARE, as long as this share of the fleet needs at most for a whole local round",
+    )
+    concurrency: int | None = Field(
+        None, ge=1, description="with clock = events: devices at work at a time; default: the cohort"
+    )
+    staleness: str = Field(
+        STALENESS,
+        description="with clock = events: what a reply counts that is S server steps late: constant, "
+        "polynomial:A for (1 + S)^-A, or hinge:A,B for 1 / (A (S - B) + 1) after B steps",
+    )
     assign: Literal["deadline", "level"] = Field(
         "deadline",
         description="deadline: the largest depth that fits; level: level i gets depth i, as in the paper",
@@ -193,11 +219,18 @@ class Settings(BaseModel):
     )
     full_seconds: float = Field(10.0, gt=0, description="seconds for one epoch of the full model at speed 1")
     mode: Literal["exact", "paper"] = Field("exact", description="how operations are counted")
-    prefix: Literal["auto", "cache", "recompute"] = Field(
+    prefix: Literal["auto", "cache", "recompute", "streamed"] = Field(
         "auto",
         description="frozen layers' outputs: computed once per round and kept, or for each batch; those of a base that "
         "nobody trains are kept over rounds. auto keeps the first with more than one local epoch, the others where "
-        "that saves a tenth of a step and they fit into every device's memory",
+        "that saves a tenth of a step and they fit into every device's memory. streamed is auto, but where that takes "
+        "less memory frozen layers run one by one, each on all samples, so that one's weights are held at a time",
+    )
+    prefix_tolerance: float | None = Field(
+        None,
+        ge=0,
+        description="frozen layers' outputs are kept over rounds until one of these layers has moved by more than this "
+        "share of its norm; default: computed in every round",
     )
     depths: int | None = Field(
         None, ge=1, description="number of depths |I|; default: the paper's larger one, else one per layer"
@@ -340,6 +373,10 @@ class Settings(BaseModel):
             filled["samples"] = min(usual["samples"], (train - sum(held)) // usual["devices"])
         if "cohort" not in given and str(filled["devices"]).isdigit():
             filled["cohort"] = min(filled["cohort"], int(filled["devices"]))
+        if given.get("clock") == "events":
+            filled.setdefault("concurrency", filled["cohort"])
+            if "step_every" not in given and str(filled["concurrency"]).isdigit():
+                filled.setdefault("buffer", max(1, int(filled["concurrency"]) // 2))
         return filled
 
     @field_validator(
@@ -352,6 +389,7 @@ class Settings(BaseModel):
         "time_budget",
         "over_select",
         "clip_norm",
+        "prefix_tolerance",
         "server_lr",
         "server_tau",
         "checkpoint_seconds",
@@ -365,12 +403,19 @@ class Settings(BaseModel):
             raise ValueError("must be a finite number")
         return value
 
-    @field_validator("schedule", "budget", "public", "drift", "precision_seconds", "mean")
+    @field_validator(
+        "schedule", "budget", "public", "drift", "precision_seconds", "step_every", "staleness", "mean"
+    )
     @classmethod
     def _parses(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
             PARSERS[str(info.field_name)](value)
         return value
+
+    @field_validator("step_every", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        return f"{value:g}" if isinstance(value, int | float) else value
 
     @field_validator("fleet", "availability_trace", "speed_trace", mode="before")
     @classmethod
@@ -413,6 +458,8 @@ class Settings(BaseModel):
         if self.score_on == "validation" and not self.validation:
             raise SettingError("score-on = 'validation' needs validation data, e.g. --validation 0.1")
         _check_precision(self)
+        _check_clock(self)
+        _check_tolerance(self)
         _check_traces(self)
         _check_task(self)
         if self.splitting == "device" and self.sampling != "uniform":
@@ -431,9 +478,10 @@ class Settings(BaseModel):
     def keeps_prefix(self) -> bool:
         """Whether devices keep the outputs of frozen layers for a whole round.
 
-        With one epoch each of them is used once, so that keeping them would take memory and save nothing.
+        With one epoch each of them is used once a round, so that keeping them for no other would save nothing.
         """
-        return self.prefix == "cache" or (self.prefix == "auto" and self.epochs > 1)
+        again = self.epochs > 1 or self.prefix_tolerance is not None
+        return self.prefix == "cache" or (self.prefix != "recompute" and again)
 
     def identity(self) -> dict[str, Any]:
         """What must agree for a run to be resumed."""
@@ -469,12 +517,18 @@ class RunSettings(TypedDict, total=False):
     availability: float
     failure: float
     over_select: float
+    clock: Literal["rounds", "events"]
+    buffer: int | None
+    step_every: str | float | None
+    concurrency: int | None
+    staleness: str
     assign: Literal["deadline", "level"]
     deadline: float | None
     budget: str | None
     full_seconds: float
     mode: Literal["exact", "paper"]
-    prefix: Literal["auto", "cache", "recompute"]
+    prefix: Literal["auto", "cache", "recompute", "streamed"]
+    prefix_tolerance: float | None
     depths: int | None
     plan: Literal["paper", "traded", "rotated"]
     splitting: Literal["server", "device"]
@@ -533,6 +587,51 @@ def _check_precision(settings: Settings) -> None:
             f"precision-seconds = '{settings.precision_seconds}' does nothing "
             "with precision = 'fp32' and frozen-precision = 'fp32'"
         )
+
+
+def _check_clock(settings: Settings) -> None:
+    """Refuse settings that do nothing on the run's clock, or that it cannot keep."""
+    if settings.clock == "rounds":
+        for key in EVENTS:
+            if getattr(settings, key) != Settings.model_fields[key].default:
+                raise SettingError(
+                    f"{key.replace('_', '-')} = {getattr(settings, key)} needs clock = 'events'"
+                )
+        return
+    if settings.buffer is not None and settings.step_every is not None:
+        raise SettingError(
+            f"buffer = {settings.buffer} cannot be combined with step-every = {settings.step_every}: "
+            "the server steps by one of them"
+        )
+    if settings.concurrency is not None and settings.concurrency > settings.devices:
+        raise SettingError(
+            f"concurrency = {settings.concurrency} is more than the fleet (devices = {settings.devices})"
+        )
+    if settings.over_select != 1:
+        raise SettingError(
+            f"over-select = {settings.over_select:g} needs clock = 'rounds': with events nobody is waited for"
+        )
+    if settings.prefix_tolerance is not None:
+        raise SettingError(
+            f"prefix-tolerance = {settings.prefix_tolerance:g} needs clock = 'rounds': what devices keep is compared "
+            "from round to round"
+        )
+    if settings.dp_clip is not None:
+        raise SettingError(
+            f"dp-clip = {settings.dp_clip:g} needs clock = 'rounds': epsilon counts one reply per device and round"
+        )
+
+
+def _check_tolerance(settings: Settings) -> None:
+    """Refuse to keep outputs over rounds where nothing is kept, or where nobody knows whose."""
+    reasons = {
+        "prefix = 'recompute' keeps no outputs": settings.prefix == "recompute",
+        "mode = 'paper' pays for frozen layers in every epoch": settings.mode == "paper",
+        "with splitting = 'device' the server does not know them": settings.splitting == "device",
+    }
+    for reason, holds in reasons.items():
+        if settings.prefix_tolerance is not None and holds:
+            raise SettingError(f"prefix-tolerance = {settings.prefix_tolerance:g} is refused: {reason}")
 
 
 def _check_traces(settings: Settings) -> None:
@@ -655,6 +754,55 @@ def parse_drift(text: str) -> tuple[float, float] | None:
 
 
 @cache
+def parse_step_every(text: str) -> tuple[float | None, float | None]:
+    """Virtual seconds, or the share of the fleet that needs no more than the interval; the other one is None.
+
+    >>> parse_step_every("30"), parse_step_every("fastest:0.5")
+    ((30.0, None), (None, 0.5))
+    """
+    name, colon, number = text.partition(":")
+    if not colon:
+        return parse_number("step-every", text), None
+    share = parse_number("step-every", number) if name == "fastest" else math.nan
+    if not 0 < share <= 1:
+        raise SettingError(
+            f"step-every = '{text}' must be a number of seconds, or fastest:SHARE with a share > 0 and <= 1"
+        )
+    return None, share
+
+
+@cache
+def parse_staleness(text: str) -> Callable[[int], float]:
+    """What a reply counts by the number of server steps that it is late; 1 where it is not (FedAsync, section 5.2).
+
+    >>> [parse_staleness("polynomial:0.5")(late) for late in (0, 3)]
+    [1.0, 0.5]
+    >>> [parse_staleness("hinge:10,4")(late) for late in (0, 4, 5)]
+    [1.0, 1.0, 0.09090909090909091]
+    >>> parse_staleness("constant")(9)
+    1.0
+    """
+    name, _, rest = text.partition(":")
+    counts = {"constant": 0, "polynomial": 1, "hinge": 2}
+    try:
+        numbers = [float(part) for part in rest.split(",")] if rest else []
+    except ValueError:
+        numbers = [math.nan]
+    right = all(math.isfinite(number) and number >= 0 for number in numbers)
+    if len(numbers) != counts.get(name) or not right:
+        raise SettingError(
+            f"staleness = '{text}' must be constant, polynomial:A or hinge:A,B with numbers >= 0"
+        )
+    if name == "polynomial":
+        # s(τ) = (1 + τ)^-a
+        return lambda late: float((1 + late) ** -numbers[0])
+    if name == "hinge":
+        # s(τ) = 1 up to b, then 1 / (a (τ - b) + 1)
+        return lambda late: 1.0 if late <= numbers[1] else 1 / (numbers[0] * (late - numbers[1]) + 1)
+    return lambda late: 1.0
+
+
+@cache
 def parse_precision_seconds(text: str) -> Mapping[str, float]:
     """The seconds of an operation in each precision, relative to fp32's.
 
@@ -711,6 +859,8 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "budget": parse_budget,
     "public": parse_public,
     "drift": parse_drift,
+    "step_every": parse_step_every,
+    "staleness": parse_staleness,
     "precision_seconds": parse_precision_seconds,
     "mean": parse_mean,
 }

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -409,6 +410,19 @@ def test_profile_gives_a_row_for_the_fleet(tmp_path: Path) -> None:
     fleet.write_text(measured["csv"] + "\n")
     (planned,) = call("plan", "--fleet", fleet, "--json").json["devices"]
     assert planned["name"] == "bench, old"
+
+
+def test_profile_measures_the_precision_that_buys_depth() -> None:
+    """Seconds of frozen layers in fewer bits are measured, and depths follow what the factor is set to."""
+    measured = call("profile", "--task", "cnn-mnist", "--samples", "20", "--repeat", "1")
+    assert re.search(r"--precision-seconds bf16=\d+\.\d\d,int8=\d+\.\d\d ", measured.out)
+
+    def depth(factor: str) -> int:
+        given = ("--levels", "1/2", "--deadline", "12.5", "--frozen-precision", "bf16")
+        table = call("plan", *given, "--precision-seconds", f"bf16={factor}", "--json")
+        return int(table.json["devices"][0]["depth"])
+
+    assert depth("0.5") > depth("1")
 
 
 def test_profile_in_text() -> None:

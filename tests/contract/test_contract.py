@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,17 @@ from fedpmt.methods.registry import METHODS, create, general_methods
 from fedpmt.records import DEVICES, MODEL_FILE, ROUNDS, RunRecord
 from fedpmt.simulation.checkpoint import read_value
 from fedpmt.testing import CHECKS, ON_A_BENCH, Subject, check_method
-from fedpmt.testing.checks import learns_with_default_settings
+from fedpmt.testing.checks import (
+    keeps_server_work_within_cap,
+    learns_with_default_settings,
+    same_bits_after_resume,
+)
 from fedpmt.training.server import Yogi
+from fedpmt.types import SettingError
 from support import STAGES
 
 SHARED = {"depths": None, "splitting": "server"}
-ENOUGH = {"fjord": 24, "comet": 80, "fedgkt": 6, "prunefl": 24}
+ENOUGH = {"fjord": 24, "comet": 80, "fedgkt": 6, "prunefl": 24, "fedasync": 120}
 """That a method needs to get off the ground, where narrow nets learn little at first, or one device is alone."""
 
 ALONE = ("comet",)
@@ -69,6 +75,19 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize(("name", "check"), cases())
 def test_keeps_the_contract(name: str, check: Any) -> None:
     check(subject(name, quick=check is not learns_with_default_settings))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_keeps_the_contract_on_the_other_clock(name: str) -> None:
+    """Methods that usually run on events do on rounds, unless they need an interval, and the others on events."""
+    clock = "rounds" if create(name, {}, SHARED).traits.events else "events"
+    given = replace(subject(name), settings={"clock": clock})
+    try:
+        api.check(api.settings_of({"method": name, "clock": clock}))
+    except SettingError:
+        return  # tests/simulation/test_events.py says who may refuse
+    same_bits_after_resume(given)
+    keeps_server_work_within_cap(given)
 
 
 def test_only_these_are_fedavg_under_no_settings() -> None:
@@ -220,7 +239,7 @@ def test_methods_without_state_leave_no_device_files(tmp_path: Path) -> None:
 
 
 GUESS = 0.1
-SLOW_STARTERS = {"comet": 100, "feddf": 100, "prunefl": 100}
+SLOW_STARTERS = {"comet": 100, "feddf": 100, "prunefl": 100, "fedasync": 300}
 """Rounds for methods that need the default number; the others are clear of a guess after fewer."""
 
 

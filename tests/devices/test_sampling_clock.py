@@ -16,7 +16,8 @@ LEVELS = "1/5,1/4,1/3,1/2,1"
 
 
 def drawn(sampling: str, count: int, fleet: Fleet, round_index: int = 0, seed: int = 0) -> np.ndarray:
-    return SAMPLERS[sampling](fleet, count, round_index, generator(seed, "cohort", round_index))
+    rng = generator(seed, "cohort", round_index)
+    return SAMPLERS[sampling](fleet, count, round_index * count, rng, ())
 
 
 def per_level(fleet: Fleet, cohort: np.ndarray) -> list[int]:

@@ -27,7 +27,7 @@ from fedpmt.data.sets import embedded
 from fedpmt.flower import paper_apps
 from fedpmt.flower.deployment import Deployment, write_app, write_config
 from fedpmt.flower.secure.layer_vector import Scale
-from fedpmt.methods.registry import general_methods
+from fedpmt.methods.registry import general_methods, method_class
 from fedpmt.records import MODEL_FILE, ROUNDS, RunRecord, read_rounds, read_run
 
 if TYPE_CHECKING:
@@ -43,7 +43,11 @@ if TYPE_CHECKING:
 RUN_ID, SERVER = 7, 1
 NOT_CARRIED = ("comet", "fedgkt")
 """Methods that are refused on Flower: their devices keep nets of their own."""
-CARRIED = [name for name in general_methods() if name not in NOT_CARRIED]
+CARRIED = [
+    name
+    for name in general_methods()
+    if name not in NOT_CARRIED and not method_class(name)().traits.events  # their clock is the simulator's
+]
 READ_ONCE = functools.cache(embedded._table)
 
 BITS: dict[str, Any] = {

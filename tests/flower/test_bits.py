@@ -126,15 +126,17 @@ def test_a_server_optimizer_has_the_bits_of_the_simulator(method: Any, tmp_path:
         {"method": "fedpmt", "optimizer": "adamw", "lr": 0.002, "weight_decay": 0.1, "clip_norm": 0.5},
         {"method": "fedpmt", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "lr": 0.02},
         {"method": "fedpmt", "precision": "bf16", "frozen_precision": "int8", "epochs": 2},
+        {"method": "fedpmt", "prefix_tolerance": 0.05, "epochs": 2},
         {"method": "fedpmt", "plan": "traded", "server_optimizer": "momentum", "server_lr": 0.3},
         {"method": "fedpmt", "plan": "rotated", "options": {"every": 2}},
     ],
-    ids=["adam", "adamw", "nesterov", "precision", "traded", "rotated"],
+    ids=["adam", "adamw", "nesterov", "precision", "tolerance", "traded", "rotated"],
 )
 def test_what_devices_train_with_reaches_the_nodes(given: dict[str, Any], tmp_path: Path) -> None:
     simulated = api.run(out=tmp_path / "simulated", **{**BITS, "rounds": 3, **given})
     deployed, _ = deploy(tmp_path / "deployed", {**BITS, "rounds": 3, **given})
     assert_same_bits(deployed, simulated)
+    assert [one.operations for one in deployed.rounds] == [one.operations for one in simulated.rounds]
 
 
 @pytest.mark.parametrize("method", ["fedpmt", "scaffold"])

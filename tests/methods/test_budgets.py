@@ -118,7 +118,7 @@ def ask(made: Federation, device: int) -> tuple[Assignment, float, float]:
     """What a device is asked to do, what that takes and what it may take, as recorded."""
     round_ = Round(ROUND, made.planner.price, Seeds(0, ROUND), cohort=tuple(range(8)))
     one = assign(made, made.start(), made.fleet.device(device), round_)
-    found = record_device(made, one, "arrived")
+    found = record_device(made, one, "arrived", ROUND)
     assert found.used is not None
     assert found.budget is not None
     assert found.over_budget == (found.used > found.budget * (1 + ROUNDING))

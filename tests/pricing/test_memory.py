@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,14 +13,16 @@ from torch import Tensor, nn
 from fedpmt.models.build import build
 from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.models.nets import NETS
+from fedpmt.models.precision import Prefix
+from fedpmt.models.trees import tensors_in
 from fedpmt.parts.depth import suffixes
-from fedpmt.parts.part import GLOBAL, take
+from fedpmt.parts.part import GLOBAL, frozen_prefix, take
 from fedpmt.parts.width import thinned
 from fedpmt.pricing.price import Price
 from fedpmt.seeds import Seeds, generator
 from fedpmt.simulation.profile import peak_bytes
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Site
-from fedpmt.training.loop import train
+from fedpmt.training.loop import keep, train
 from fedpmt.training.messages import Task
 from fedpmt.training.objective import CLASSIFICATION
 from fedpmt.training.optimizers import SGD
@@ -30,7 +33,7 @@ from published import timm_model
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fedpmt.models.structure import TrainedPrecision
+    from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
     from fedpmt.parts.part import Part
     from fedpmt.types import Arrays, Tensors
 
@@ -239,3 +242,52 @@ def test_other_operations_for_other_inputs_have_a_price_too() -> None:
     whole = suffixes(model.structure, 2)[-1]
     peak = measured(model, model.initial(), whole, inputs, LocalSettings(1, 20, 0.01))
     assert price(whole).memory_bytes == pytest.approx(peak, rel=CLOSE)
+
+
+class Storage(dict[str, Tensor]):
+    """Weights that a device reads from its storage when it needs them."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return super().__getitem__(name).clone()
+
+
+def stream(
+    part: Part, stored: Tensors, model: LayeredModel, inputs: Arrays, precision: FrozenPrecision = "fp32"
+) -> Arrays:
+    """What frozen layers make of all samples, with their weights read from storage block by block."""
+    cut = frozen_prefix(model.structure, part)
+    kept = keep(Prefix.of(model, cut, stored, precision, streamed=True), inputs, SAMPLES)
+    model.unbind()
+    return kept
+
+
+@pytest.mark.parametrize("name", ["perceptron", "resnet", "joined resnet", "transformer"])
+def test_so_it_does_where_frozen_layers_are_streamed(name: str) -> None:
+    """One block's weights at a time, then those of the layers that are trained, on what was kept."""
+    make, draw = CASES[name]
+    model, inputs = make(), draw()
+    options: Any = {"batch": 10, "samples": SAMPLES, "cached": True, "example": inputs[:2]}
+    price, cached = (Price(model, mode="exact", keep_base=how, **options) for how in ("streamed", "cache"))
+    for part in suffixes(model.structure, len(model.structure.layers))[:-1]:
+        model.set_training([False] * len(model.structure.layers))
+        memory = price.streamed_memory(part, SAMPLES)
+        peak = peak_bytes(partial(stream, part, Storage(model.initial()), model, inputs))
+        assert memory.streamed == pytest.approx(peak, rel=CLOSE)
+        assert memory.weights + memory.prefix_cache + memory.step < cached(part).memory_bytes
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("name", CASES)
+def test_streamed_layers_have_the_bits_of_those_that_run_at_once(
+    name: str, precision: FrozenPrecision
+) -> None:
+    make, draw = CASES[name]
+    model, inputs = make(), draw()
+    model.set_training([False] * len(model.structure.layers))
+    for part in suffixes(model.structure, len(model.structure.layers)):
+        cut = frozen_prefix(model.structure, part)
+        if model.can_cut(cut):
+            whole = keep(Prefix.of(model, cut, model.initial(), precision), inputs, SAMPLES)
+            found = stream(part, Storage(model.initial()), model, inputs, precision)
+            pairs = zip(tensors_in(whole), tensors_in(found), strict=True)
+            assert all(torch.equal(one, other) for one, other in pairs)

@@ -51,6 +51,7 @@ GROUPS = {
         "failure",
         "over_select",
     ),
+    "The clock": ("clock", "buffer", "step_every", "concurrency", "staleness"),
     "Who trains what": (
         "assign",
         "deadline",
@@ -58,6 +59,7 @@ GROUPS = {
         "full_seconds",
         "mode",
         "prefix",
+        "prefix_tolerance",
         "depths",
         "plan",
         "splitting",
@@ -114,6 +116,7 @@ METAVARS = {
     "weights": "pretrained|random|FILE",
     "clients": "MODULE:FUNCTION",
     "layers": "A,B,...",
+    "step_every": "SECONDS|fastest:SHARE",
     "mean": "plain|median|trimmed:SHARE|clipped:NORM",
     **dict.fromkeys(("fleet", "availability_trace", "speed_trace"), "FILE"),
 }

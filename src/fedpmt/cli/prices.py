@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from fedpmt.cli.flags import with_settings
 from fedpmt.cli.runs import Json
 from fedpmt.pricing.text_table import text_table
 from fedpmt.types import SettingError, shown_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 InputShape = Annotated[
     str | None,
@@ -128,7 +131,20 @@ def profile(
     title = f"{measured['task']}, batch {measured['batch']}, on {name}"
     columns = ("depth", "trains from", "microseconds a sample", "peak memory")
     print(text_table(title, columns, rows, names=(1,)))
+    if measured["frozen_seconds_per_sample"]:
+        print(_precisions(measured["frozen_seconds_per_sample"]))
     print(measured["csv"])
+
+
+def _precisions(seconds: Mapping[str, float]) -> str:
+    """What an operation of the frozen layers takes here in fewer bits, as the setting that prices it."""
+    whole, *others = seconds
+    shown = ", ".join(f"{name} {1e6 * one:.1f}" for name, one in seconds.items())
+    factors = ",".join(f"{name}={seconds[name] / seconds[whole]:.2f}" for name in others)
+    return (
+        f"frozen layers of depth 1, microseconds a sample: {shown}\n"
+        f"prices with these: --precision-seconds {factors} (int8 is simulated)"
+    )
 
 
 def _example(shape: str | None) -> Any:

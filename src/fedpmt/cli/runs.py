@@ -296,7 +296,9 @@ def _predict(request: api.Request, folder: Path, *, as_json: bool) -> None:
             over = " (over)" if row["over_budget"] else ""
             cells.append(show.percent(row["used"] / row["budget"]) + over)
         print(f"budget {settings.budget}: acts {ACTIONS[prediction['budget_action']]}")
-    show.table(f"{settings.method}: a first round, prices {settings.mode}", columns, rows)
+    steps = prediction["steps"]
+    shown = "a first round" if settings.clock == "rounds" else f"the first {steps} server steps"
+    show.table(f"{settings.method}: {shown}, prices {settings.mode}", columns, rows)
     one, whole = show.number(prediction["round_seconds"]), show.number(prediction["virtual_seconds"])
     print(f"predicted: {one} s a round, {whole} s for {settings.rounds} rounds")
     if prediction["base_bytes"]:

@@ -16,14 +16,13 @@ from fedpmt.api import method_of
 from fedpmt.flower.deployment import read_config
 from fedpmt.flower.secure.node import mask_reply
 from fedpmt.flower.wire import NODE, read_order, write_reply
-from fedpmt.models.trees import tensors_in
+from fedpmt.models.trees import tensors_in, weights_sha256
 from fedpmt.records import write_atomically
 from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.checkpoint import DeviceStore, read_value, write_value
 from fedpmt.simulation.cohort import choose
-from fedpmt.simulation.runner import weights_sha256
 from fedpmt.training.batches import compute_device
-from fedpmt.training.kept import KeptOutputs
+from fedpmt.training.kept import BASE, KeptOutputs
 from fedpmt.training.privacy import NOISE
 from fedpmt.types import SettingError
 
@@ -90,7 +89,8 @@ class Worker:
                 federation = replace(simulator, store=DeviceStore(folder, compute))
                 if settings.dp_clip is not None:
                     spend(folder, settings.rounds)
-            if order.keeps_base and (deployment.state_dir or "state-dir" in context.node_config):
+            keeps = order.keeps_base or settings.prefix_tolerance is not None
+            if keeps and (deployment.state_dir or "state-dir" in context.node_config):
                 folder = state_folder(order.run, context, deployment.state_dir)
                 federation = keep_outputs(federation, order, folder)
             reply = local_round(federation, order, context.node_config)
@@ -132,7 +132,7 @@ def local_round(federation: Federation, order: Order, node_config: Mapping[str, 
 
 
 def keep_outputs(federation: Federation, order: Order, folder: Path) -> Federation:
-    """Let this node find what its base made of its samples in an earlier round, in a folder."""
+    """Let this node find what its base, or its frozen layers, made of its samples in an earlier round, in a folder."""
     samples, settings = federation.data.shard(order.device), federation.settings
     digest = outputs_digest(federation.problem, samples, settings.frozen_precision)
     kept = StoredOutputs(folder, digest, compute_device(settings.device))
@@ -192,26 +192,24 @@ def state_folder(run: str, context: Context, fallback: str) -> Path:
     return (Path(own) if own else Path(fallback) / f"node-{device_id(context)}") / run
 
 
-FILE = "base-outputs.safetensors"
-
-
 class StoredOutputs(KeptOutputs):
     """Outputs of one node in its folder; made anew where its samples, its base or the precision are others."""
 
     def __init__(self, folder: Path, digest: str, device: torch.device) -> None:
         super().__init__(limit=0)
-        self._path, self._digest, self._device = folder / FILE, digest, device
+        self._folder, self._digest, self._device = folder, digest, device
 
-    def get(self, device: int, compute: Callable[[], Arrays]) -> Arrays:
+    def get(self, device: int, compute: Callable[[], Arrays], digest: str = "", kind: str = BASE) -> Arrays:
         """What the file holds, or else is computed now and written to it."""
+        path, made_of = self._folder / f"{kind}-outputs.safetensors", self._digest + digest
         try:
-            digest, outputs = read_value(self._path, self._device)
+            found, outputs = read_value(path, self._device)
         except SettingError:
-            digest, outputs = "", None  # not there yet, or damaged
-        if digest != self._digest:
+            found, outputs = "", None  # not there yet, or damaged
+        if found != made_of:
             outputs = compute()
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_value(self._path, (self._digest, outputs))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_value(path, (made_of, outputs))
         return outputs
 
 

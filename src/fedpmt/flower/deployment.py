@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 OPTION = "options."
 SIMULATED = {
+    "clock": "rounds",
     "over_select": 1,
     "level_draw": "fixed",
     "failure": 0,

@@ -19,6 +19,7 @@ from fedpmt.flower.answers import RefusedError, check_answer, reading
 from fedpmt.flower.checks import Inspector
 from fedpmt.flower.wire import Order, write_order
 from fedpmt.simulation.cohort import Verdict, account, send_base
+from fedpmt.simulation.prefixes import reuse_prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -157,6 +158,8 @@ class MethodStrategy(Strategy):
         federation = replace(self.federation, fleet=fleet)
         self._round, assignments = federation.open(progress, reachable=set(self.roster.online()))
         self._begun, self._grid = time.monotonic(), grid
+        if federation.settings.prefix_tolerance is not None:
+            assignments = reuse_prefixes(federation, progress, assignments)
         self._assignments = self._collector.prepare(grid, assignments, self._left)
         missing = self._collector.missing
         able = [one for one in self._assignments if one.able and one.device.id not in missing]
@@ -244,8 +247,11 @@ class MethodStrategy(Strategy):
         """The assignment with the part that was really trained and the time it took; or why there is no reply."""
         outcome, reason, reply = judgement
         if reply is not None:
-            done = account(self.federation, one.device, one.task, reply.part, one.samples, one.plan)
-            return self._collector.adjust(replace(done, seconds=reply.seconds, transfer=0.0))
+            reuses = one.made is not None
+            done = account(
+                self.federation, one.device, one.task, reply.part, one.samples, one.plan, reuses=reuses
+            )
+            return self._collector.adjust(replace(done, seconds=reply.seconds, transfer=0.0, made=one.made))
         device, node = one.device.id, self.roster.of(one.device.id).id
         number = self.journal.progress.rounds + 1
         log(WARNING, "round %s: device %s (node %s) %s: %s", number, device, node, outcome, reason)

@@ -74,7 +74,7 @@ class MeanFold(Fold[Averaged]):
     def add(self, reply: Reply) -> None:
         stretches = None if self._normalise == "none" else self._stretch(reply)
         weight = reply.samples if self._weight == "samples" else 1
-        self._mean.add(reply.part, reply.tensors[UPDATE], weight, stretches)
+        self._mean.add(reply.part, reply.tensors[UPDATE], weight, stretches, reply.discount)
 
     def finish(self, server: Server) -> Step[Averaged]:
         state = self._state

@@ -71,6 +71,10 @@ class Traits:
     optimizers: tuple[str, ...] | None = None  # those on devices that it works with; None: any
     budget: Mapping[Resource, Action] = field(default_factory=dict)  # where it says nothing: not at all
     under_budget: Mapping[str, Any] = field(default_factory=dict)  # settings on which a budget can act
+    needs_round: str = ""  # why replies cannot be folded as they arrive on a clock of events, in words
+    events: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # settings of the clock of events, if that is its usual one
 
     def action(self, resource: Resource) -> Action:
         """How a budget of this resource acts."""
@@ -107,8 +111,9 @@ class Round:
     index: int  # t, from 0
     price: PriceOf
     rng: Seeds  # one generator per purpose and device, of this round
-    cohort: tuple[int, ...] = ()  # S, the devices that are asked, in order
+    cohort: tuple[int, ...] = ()  # S, who is asked, in order; on a clock of events, in `fold`, who has ended
     momentum: float = 0.0  # m, where devices train by SGD with momentum
+    interval: float = math.inf  # virtual seconds from one server step to the next, where these are fixed
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,7 @@ class Fold(ABC, Generic[S]):
 
     @abstractmethod
     def add(self, reply: Reply) -> None:
-        """Take in one reply; they come in device order."""
+        """Take in one reply; they come in device order, or on a clock of events as they arrive."""
 
     @abstractmethod
     def finish(self, server: Server) -> Step[S]:

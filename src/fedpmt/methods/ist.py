@@ -57,6 +57,7 @@ class IST(PartAveraging):
             combines="overlap mean",
             finds_statistics=self.norm == "static",
             budget=acts("device"),
+            needs_round="it deals out neurons to all devices of a round",
         )
 
     @property

@@ -56,6 +56,9 @@ METHODS = {
     "depthfl": ("fedpmt.methods.depthfl", "DepthFL"),
     "inclusivefl": ("fedpmt.methods.depthfl", "InclusiveFL"),
     "fedepth": ("fedpmt.methods.fedepth", "FeDepth"),
+    "fedasync": ("fedpmt.methods.fedasync", "FedAsync"),
+    "fedbuff": ("fedpmt.methods.fedbuff", "FedBuff"),
+    "timelyfl": ("fedpmt.methods.timelyfl", "TimelyFL"),
 }
 
 

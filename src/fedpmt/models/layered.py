@@ -152,8 +152,12 @@ class LayeredModel:
 
     def release(self) -> None:
         """Let go of the tensors it was run on last; the module has its own again, and all of its layers."""
-        self._bind({})
+        self.unbind()
         self._leave_out(())
+
+    def unbind(self) -> None:
+        """Let go of the tensors it was run on last."""
+        self._bind({})
 
     def can_cut(self, cut: int) -> bool:
         """Whether the model can be run in halves before this layer."""
@@ -161,14 +165,16 @@ class LayeredModel:
             return 0 < cut < len(self.structure.layers)
         return self._cut(cut) is not None
 
-    def prefix(self, cut: int, tensors: Tensors, inputs: Arrays, base: Arrays | None = None) -> Arrays:
+    def prefix(
+        self, cut: int, tensors: Tensors, inputs: Arrays, before: Arrays | None = None, first: int = 0
+    ) -> Arrays:
         """Run the first `cut` layers in evaluation mode, without a graph, and give what the others need of them.
 
-        With `base`, what was kept of these samples before the first layer, the base does not run again.
+        With `before`, what was kept of these samples before layer `first`, nothing runs that comes before that layer.
         """
         with torch.no_grad():
             if self.composable:
-                return self.run(0, cut, tensors, inputs)
+                return self.run(first, cut, tensors, inputs, before)
             found = self._checked(cut)
             with self._evaluating():
                 self._bind(tensors)
@@ -177,10 +183,10 @@ class LayeredModel:
                 def run() -> dict[str, Tensor]:
                     return capture(self.module, found, samples, lambda: self._call(inputs))
 
-                if base is None:
+                if before is None:
                     return run()
                 kept: dict[str, Tensor] = replay(
-                    self.module, self._checked(0), base, samples, self.device, run
+                    self.module, self._checked(first), before, samples, self.device, run
                 )
                 return kept
 
@@ -198,11 +204,18 @@ class LayeredModel:
             self.module, found, entry[KEPT], _count(inputs), self.device, lambda: self._call(inputs)
         )
 
-    def run(self, first: int, last: int, tensors: Tensors, inputs: Arrays) -> Tensor:
-        """Run layers `first` to `last - 1` (counted from 0) of a model that is a chain of its layers."""
+    def run(
+        self, first: int, last: int, tensors: Tensors, inputs: Arrays, before: Arrays | None = None
+    ) -> Tensor:
+        """Run layers `first` to `last - 1` (counted from 0) of a model that is a chain of its layers.
+
+        With `before` they run on that, just as the layers before them gave it.
+        """
         self._bind(tensors)
-        # What was kept in fewer bits, and samples for a net of fewer bits, come in another type.
-        outputs = self._as_weights(inputs, self.structure.layers[first].tensors[0])
+        outputs = before
+        if outputs is None:
+            # What was kept in fewer bits, and samples for a net of fewer bits, come in another type.
+            outputs = self._as_weights(inputs, self.structure.layers[first].tensors[0])
         for link in self.modules_of(first, last):
             outputs = link.module(outputs)
         return outputs  # type: ignore[no-any-return]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from fedpmt.models.finding import is_inside
 from fedpmt.models.layered import INPUTS, KEPT
 from fedpmt.models.trees import map_tensors, tensors_in
 
@@ -54,6 +56,9 @@ class Prefix:
     tensors: Tensors
     precision: FrozenPrecision = "fp32"
     base: Prefix | None = None  # what runs before the first layer, where its outputs are kept
+    streamed: bool = False  # whether only one block's weights are held at a time; they are rounded then
+    first: int = 0  # of a block: the layer it begins with
+    final: bool = True  # of a block: whether it is the last one, whose outputs are kept
 
     @classmethod
     def of(
@@ -63,20 +68,44 @@ class Prefix:
         received: Tensors,
         precision: FrozenPrecision,
         base: Prefix | None = None,
+        *,
+        streamed: bool = False,
     ) -> Prefix:
         """The first `cut` layers with the weights that a device received."""
+        if streamed:
+            return cls(model, cut, received, precision, base, streamed=True)
         rounded = rounded_weights(model, cut, received) if precision == "int8" else {}
         return cls(model, cut, {**received, **rounded}, precision, base)
 
-    def run(self, inputs: Arrays) -> Arrays:
+    def blocks(self) -> Iterator[Prefix]:
+        """Give what runs one after another: all of it, or where it is streamed as few layers at a time as can be cut.
+
+        Each block has its own weights only, taken when it is asked for.
+        """
+        if not self.streamed:
+            yield self
+            return
+        for first, last in block_ends(self.model, self.cut, has_base=self.base is not None):
+            names = read_tensors(self.model, first, last)
+            tensors = {name: self.tensors[name] for name in names if name in self.tensors}
+            if self.precision == "int8":
+                tensors |= rounded_weights(self.model, last, tensors, first)
+            yield replace(self, cut=last, tensors=tensors, first=first, final=last == self.cut)
+            # Else they would be held while the next ones are loaded.
+            del tensors
+            self.model.unbind()
+
+    def run(self, inputs: Arrays, before: Arrays | None = None) -> Arrays:
         """What the other layers need of these, as it is kept: one row per sample.
 
-        Inputs are samples, or what was kept of the base's outputs together with them.
+        Inputs are samples, or what was kept of the base's outputs together with them. A block that is not the first
+        runs on what the one `before` it gave.
         """
-        before = None if self.base is None else self.base.restore(inputs)[KEPT]
+        if before is None and self.base is not None:
+            before = self.base.restore(inputs)[KEPT]
         with computing(self.precision, inputs):
-            kept = self.model.prefix(self.cut, self.tensors, self._samples(inputs), before)
-        return kept if self.precision == "fp32" else map_tensors(kept, self._lowered)
+            kept = self.model.prefix(self.cut, self.tensors, self._samples(inputs), before, self.first)
+        return map_tensors(kept, self._lowered) if self.final and self.precision != "fp32" else kept
 
     def entry(self, kept: Arrays, inputs: Arrays) -> Arrays:
         """What was kept of these inputs, in the form in which it enters the layers from the cut on."""
@@ -123,15 +152,37 @@ def _last_axes(shape: torch.Size) -> list[int]:
     return axes
 
 
-def rounded_weights(model: LayeredModel, cut: int, received: Tensors) -> dict[str, Tensor]:
-    """The weights of linear layers and convolutions before a cut, as 8 bits hold them."""
+def block_ends(model: LayeredModel, cut: int, *, has_base: bool) -> list[tuple[int, int]]:
+    """Where the layers before a cut can be run apart: first and last of each block, the last not in it.
+
+    A base runs alone, before the first layer; with `has_base` it has run already.
+    """
+    ends = [place for place in range(int(has_base), cut) if model.can_cut(place)]
+    return list(pairwise([0, *ends, cut]))
+
+
+def read_tensors(model: LayeredModel, first: int, last: int) -> list[str]:
+    """The tensors that layers `first` to `last - 1` read: their own, then those that belong to others."""
+    layout, layers = model.layout, model.structure.layers[first:last]
+    own = [name for layer in layers for name in layer.tensors]
+    paths = [path for stage in layout.stages[first:last] for path in stage.paths]
+    shared = [
+        name
+        for name in model.structure.tensors
+        if len(layout.aliases[name]) > 1 and any(is_inside(one, paths) for one in layout.aliases[name])
+    ]
+    return list(dict.fromkeys([*own, *shared]))
+
+
+def rounded_weights(model: LayeredModel, cut: int, received: Tensors, first: int = 0) -> dict[str, Tensor]:
+    """The weights of linear layers and convolutions before a cut, as 8 bits hold them; of a base only with layer 0."""
     tensors = {**model.fixed(), **received}
     names = {alias: name for name, aliases in model.layout.aliases.items() for alias in aliases}
     found = {}
     for path, module in model.module.named_modules():
         for attribute, axis in _matrices(module):
             name = names.get(f"{path}.{attribute}" if path else attribute)
-            if name in tensors and model.layout.owners[name] < cut:
+            if name in tensors and (first or -1) <= model.layout.owners[name] < cut:
                 found[name] = round_weight(tensors[name], axis)
     return found
 

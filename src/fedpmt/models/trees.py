@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -49,3 +51,14 @@ def _children(value: Any) -> Iterator[Any]:
         for field in dataclasses.fields(value):
             if field.init:
                 yield getattr(value, field.name)
+
+
+def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """One number for all bits of a model."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        # As bytes, since NumPy has no bfloat16.
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -16,18 +16,23 @@ class RoundMemory:
     42
     """
 
-    weights: int  # the base, and what was received, with copies of what is trained and of the buffers
+    weights: int  # the base, and what was received, with copies of what is trained and of the buffers; where frozen
+    # layers are streamed, of the others only
     gradients: int
     activations: int  # what the backward pass of one batch begins with: the batch, and what autograd keeps
     optimizer: int  # momentum, and what else a method holds all along
     prefix_cache: int = 0  # outputs of the frozen layers, and of a base, for all of the device's samples
     prefix_pass: int = 0  # the most held while they are computed
     step: int = 0  # the most held at once in one step: activations, gradients and temporary buffers
+    streamed: int = (
+        0  # the most held while frozen layers run one by one, before the others' weights are there
+    )
 
     @property
     def total(self) -> int:
         """The peak: the larger of its two phases, running the frozen layers and training the others."""
-        return self.weights + max(self.optimizer + self.prefix_cache + self.step, self.prefix_pass)
+        training = self.weights + max(self.optimizer + self.prefix_cache + self.step, self.prefix_pass)
+        return max(training, self.streamed)
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class StepCost:
     70
     >>> [cost.round_operations(samples=12, epochs=2, batch=6, cached=cached) for cached in (False, True)]
     [280.0, 260.0]
+    >>> replace(cost, whole=True).round_operations(samples=12, epochs=0.5, batch=6, cached=True)
+    80.0
     >>> more = cost.plus(step=7, once=30)
     >>> more.operations, more.share, more.round_operations(samples=12, epochs=2, batch=6, cached=False)
     (77, 0.77, 368.0)
@@ -55,7 +62,8 @@ class StepCost:
         0.0  # operations per batch on average over a local round: a cached prefix runs once in it
     )
     once: float = 0.0  # beside the steps, per batch of the device's data and round: a pass of its own
-    base: float = 0.0  # of the prefix, what runs once in a whole run, as its outputs are kept over rounds
+    base: float = 0.0  # of the prefix, what does not run in this round, as its outputs are kept over rounds
+    whole: bool = False  # whether the prefix runs on all samples, however few steps are taken
 
     @property
     def operations(self) -> float:
@@ -88,7 +96,7 @@ class StepCost:
         Operations of the `frozen` prefix, and those of the forward and backward pass of the other layers, may
         count for less: where they are computed in fewer bits.
         """
-        prefix_epochs = min(epochs, 1) if cached else epochs
+        prefix_epochs = 1 if self.whole else min(epochs, 1) if cached else epochs
         saved = (1 - trained) * (self.forward + self.error + self.gradient)
         prefix = (self.prefix - self.base) * frozen
         steps = epochs * (self.operations - self.prefix - saved) + prefix_epochs * prefix

@@ -7,7 +7,7 @@ gradients and running statistics do not grow with the batch, activations do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from fedpmt.pricing.count import Footprint, OperationCounter, Timeline, storage_
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fedpmt.models.layered import LayeredModel
     from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
     from fedpmt.parts.part import Part
@@ -32,6 +34,17 @@ BASE = ""
 
 SAMPLES = 2
 """BatchNorm needs two samples to train; everything counted is linear in them."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Frozen layers that run together where those before a cut are streamed."""
+
+    first: int
+    last: int  # not in it
+    running: Timeline
+    given: float  # bytes of one sample that it runs on; a sample itself is there anyway
+    made: float  # bytes of one sample that it gives
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,7 @@ class Measurement:
     hidden_bytes: float = 0.0  # of one sample in the cache
     base: Timeline | None = None  # the same of a base before these layers, whose outputs are kept over rounds
     base_bytes: float = 0.0
+    blocks: tuple[Block, ...] = ()  # of the frozen layers, where they are streamed
 
     def activations(self, samples: int) -> int:
         """Bytes held when the backward pass of a batch begins, the batch included."""
@@ -80,6 +94,7 @@ def measure(
     *,
     cached: bool,
     keeps_base: bool = False,
+    streamed: bool = False,
     precision: TrainedPrecision = "fp32",
     frozen_precision: FrozenPrecision = "fp32",
 ) -> Measurement:
@@ -99,8 +114,12 @@ def measure(
         counts = _count(model, local, trains, inputs, plain)
         # A kept base is all of the prefix, or runs before it.
         base = Prefix.of(model, 0, {}, frozen_precision) if keeps_base and halves else None
-        cached = cached or (keeps_base and halves == 0)
-        prefix = None if halves is None else Prefix.of(model, halves, local, frozen_precision, base)
+        cached = cached or (keeps_base and halves == 0) or streamed
+        prefix = (
+            None
+            if halves is None
+            else Prefix.of(model, halves, local, frozen_precision, base, streamed=streamed)
+        )
         few, many = (
             _hold(model, local, trains, gathered, prefix, cached=cached, precision=precision)
             for gathered in (inputs, _twice(inputs))
@@ -113,9 +132,15 @@ def measure(
     step = Timeline.through(few.step, many.step, numbers)
     kept = min(few.kept, len(step.each) - 1)
     hidden, below = few.hidden_bytes / SAMPLES, few.base_bytes / SAMPLES
+    blocks = tuple(_join(less, more, numbers) for less, more in zip(few.blocks, many.blocks, strict=True))
     return Measurement(
-        *counts, step, kept, lines(few.prefix, many.prefix), hidden, lines(few.base, many.base), below
+        *counts, step, kept, lines(few.prefix, many.prefix), hidden, lines(few.base, many.base), below, blocks
     )
+
+
+def _join(few: _HeldBlock, many: _HeldBlock, numbers: tuple[int, int]) -> Block:
+    line = Timeline.through(few.running, many.running, numbers)
+    return Block(few.first, few.last, line, few.given / SAMPLES, few.made / SAMPLES)
 
 
 def _count(
@@ -147,6 +172,17 @@ def _count(
 
 
 @dataclass
+class _HeldBlock:
+    """The same of a block of frozen layers, and the bytes that it takes and gives."""
+
+    first: int
+    last: int
+    running: list[int]
+    given: int
+    made: int
+
+
+@dataclass
 class _Held:
     """Bytes held after each operation of a local round, by the number of samples, without the weights."""
 
@@ -156,6 +192,7 @@ class _Held:
     hidden_bytes: int = 0
     base: list[int] | None = None
     base_bytes: int = 0
+    blocks: Sequence[_HeldBlock] = ()
 
 
 def _hold(
@@ -179,8 +216,9 @@ def _hold(
     first_bytes = second_bytes = 0
     if base is not None:
         first, first_bytes, data = _keep(base, data, known)
+    blocks = _stream(prefix, data, known) if prefix is not None and prefix.streamed else ()
     if cached and prefix is not None:
-        second, second_bytes, data = _keep(prefix, data, known)
+        second, second_bytes, data = _keep(replace(prefix, streamed=False), data, known)
     with Footprint(known) as step:
         batch = map_tensors(data, torch.clone)  # as drawing a batch makes one
         with computing(precision, batch):
@@ -200,7 +238,21 @@ def _hold(
             gradients = torch.autograd.grad(loss, [local[name] for name in trains], allow_unused=True)
             del gradients
     held = step.history if trains else []
-    return _Held(held, kept_at, second, second_bytes, first, first_bytes)
+    return _Held(held, kept_at, second, second_bytes, first, first_bytes, blocks)
+
+
+def _stream(prefix: Prefix, data: Arrays, known: list[Tensor]) -> list[_HeldBlock]:
+    """Run frozen layers block by block."""
+    found: list[_HeldBlock] = []
+    given: Arrays | None = None
+    size = 0
+    for block in prefix.blocks():
+        with Footprint([*known, *block.tensors.values(), *tensors_in(given)]) as running:
+            given = block.run(data, given)
+        made = _storage_bytes(given)
+        found.append(_HeldBlock(block.first, block.cut, running.history, size, made))
+        size = made
+    return found
 
 
 def _keep(prefix: Prefix, data: Arrays, known: list[Tensor]) -> tuple[list[int], int, Arrays]:
@@ -208,8 +260,11 @@ def _keep(prefix: Prefix, data: Arrays, known: list[Tensor]) -> tuple[list[int],
     with Footprint(known) as running:
         kept = prefix.run(data)
     known += tensors_in(kept)
-    size = sum(one.untyped_storage().nbytes() for one in tensors_in(kept))
-    return running.history, size, prefix.entry(kept, data)
+    return running.history, _storage_bytes(kept), prefix.entry(kept, data)
+
+
+def _storage_bytes(kept: Arrays) -> int:
+    return sum(one.untyped_storage().nbytes() for one in tensors_in(kept))
 
 
 def _outputs(model: LayeredModel, local: Tensors, inputs: Arrays, prefix: Prefix | None) -> Any:

@@ -98,7 +98,7 @@ class Meter:
     extra: Callable[[Part], Extra] | None = (
         None  # what the method's local work adds; None: what the part says
     )
-    _quotes: dict[tuple[int, int | None], tuple[Part, Quote]] = field(
+    _quotes: dict[tuple[int, int | None, bool], tuple[Part, Quote]] = field(
         init=False, default_factory=dict, compare=False
     )
 
@@ -120,20 +120,25 @@ class Meter:
         """What a local round of this part takes; `steps` where the device is asked for another number of them."""
         return self.quote(self.complete(part), steps).usage
 
-    def quote(self, part: Part, steps: int | None = None) -> Quote:
-        """The same in detail, of a complete part. Parts that come again, as suffixes do, are priced once."""
+    def quote(self, part: Part, steps: int | None = None, *, reuses: bool = False) -> Quote:
+        """The same in detail, of a complete part. Parts that come again, as suffixes do, are priced once.
+
+        A device that `reuses` outputs of frozen layers, made in an earlier round, does not run these layers.
+        """
         steps = None if steps == self.steps else steps
-        known = self._quotes.get((id(part), steps))
+        known = self._quotes.get((id(part), steps, reuses))
         if known is not None and known[0] is part:
             return known[1]
-        quote = self._price(part, steps)
+        quote = self._price(part, steps, reuses=reuses)
         # Parts by width or mask are made anew each time, and large: to remember them would only hold memory.
         if part.overhead_bytes <= LEVEL_ID_BYTES and not part.inner and len(self._quotes) < MOST_QUOTES:
-            self._quotes[id(part), steps] = part, quote
+            self._quotes[id(part), steps, reuses] = part, quote
         return quote
 
-    def _price(self, part: Part, steps: int | None) -> Quote:
+    def _price(self, part: Part, steps: int | None, *, reuses: bool) -> Quote:
         cost, structure, times = self.cost(part), self.structures[part.model], self.times
+        if reuses:
+            cost = replace(cost, base=cost.prefix)
         share = 1.0 if steps is None else steps / self.steps
         operations = times.price.round_operations(cost, samples=self.samples, epochs=times.epochs * share)
         down, up = download_bytes(part, structure), upload_bytes(part, structure)

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from fedpmt.models.structure import FrozenPrecision, Layer, TrainedPrecision
     from fedpmt.parts.part import Part
     from fedpmt.pricing.count import Timeline
-    from fedpmt.pricing.measure import Measurement
+    from fedpmt.pricing.measure import Block, Measurement
     from fedpmt.types import Arrays
 
 Mode: TypeAlias = Literal["exact", "paper"]
 MODES = ("exact", "paper")
-Keeping: TypeAlias = Literal["auto", "cache", "recompute"]
+Keeping: TypeAlias = Literal["auto", "cache", "recompute", "streamed"]
 
 WORTHWHILE = 0.1
 """Of the operations of a full step: with less to save, a base's outputs are not worth the memory (an embedding's)."""
@@ -52,9 +52,10 @@ class Price:
 
     `samples` is the usual |D_k|, the unit of `load`. `cached` says that training keeps the outputs of
     frozen layers for a whole round; a model that cannot be run in halves never does. `keep_base` says the same of the
-    outputs of a frozen base and the whole run, and `room` how much memory there is. `others` are nets that some
-    devices have instead, by the name that parts call them; shares are of this one. `precision_seconds` weighs
-    operations of a lower precision where they become seconds, and only there.
+    outputs of a frozen base and the whole run, or that frozen layers are streamed, one by one, where that takes less
+    memory; `room` is how much there is. With `reused`, outputs of frozen layers are kept over rounds, too. `others` are
+    nets that some devices have instead, by the name that parts call them; shares are of this one. `precision_seconds`
+    weighs operations of a lower precision where they become seconds, and only there.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Price:
         cached: bool,
         keep_base: Keeping = "recompute",
         room: float = math.inf,
+        reused: bool = False,
         held: int = 0,
         example: Arrays,
         net: Net | None = None,
@@ -85,14 +87,14 @@ class Price:
         self.batch, self.samples = batch, samples  # n^x, |D_k|
         self.cached = cached
         self.held, self.epochs = held, epochs  # numbers that the optimizer holds of each parameter; E
-        self._keep_base, self._room = keep_base, room
+        self._keep_base, self._room, self._reused = keep_base, room, reused
         self._precision, self._frozen_precision = precision, frozen_precision
         self._seconds = precision_seconds or {}  # of an operation, relative to fp32's
         self._model = model.clone()
         self._tensors = self._model.initial()
         self._inputs = two_samples(example)
         self._costs: dict[tuple[Key, int], StepCost] = {}
-        self._measured: dict[tuple[Key, bool], Measurement] = {}
+        self._measured: dict[tuple[Key, bool, bool], Measurement] = {}
         self._others: dict[str, Price] = {}
         for name, other in (others or {}).items():
             if mode == "paper":
@@ -126,7 +128,8 @@ class Price:
         Of its memory, what the device keeps of its `samples` is a part: by default, of as many as are usual.
         """
         # Only what is kept depends on them.
-        samples = samples if samples is not None and (self.cached or self.keeps_base) else self.samples
+        keeps = self.cached or self.keeps_base or self._keep_base == "streamed"
+        samples = samples if samples is not None and keeps else self.samples
         if part.model in self._others:
             cost = self._others[part.model](part, samples)
             return replace(cost, share=self._share(cost))
@@ -136,6 +139,41 @@ class Price:
             cost = self._price(part, samples)
             self._costs[key] = replace(cost, share=self._share(cost), sustained=self._sustained(cost))
         return self._costs[key]
+
+    def streams(self, part: Part, samples: int) -> bool:
+        """Whether frozen layers run one by one: where that is wanted, and takes less memory."""
+        return self(part, samples).memory.streamed > 0
+
+    def streamed_memory(self, part: Part, samples: int) -> RoundMemory:
+        """What a round takes where weights of frozen layers, and of a base, are held one by one before it trains."""
+        measured = self._measure(part, streamed=True)
+        memory = self._memory(part, measured, samples)
+        if not measured.blocks:
+            return memory
+        cut = measured.blocks[-1].last
+        base = self.structure.base_bytes - sum(self._frozen_bytes)
+        kept = math.ceil(samples * measured.base_bytes)
+        passes = [
+            kept
+            + self._held(part, range(one.first, one.last))
+            + _run_block(one, samples, final=one.last == cut)
+            for one in measured.blocks
+        ]
+        if measured.base is None:
+            passes[0] += base
+        else:
+            passes.append(base + _keep(measured.base, measured.base_bytes, samples)[1])
+        names = {name for layer in self.structure.layers[:cut] for name in layer.tensors}
+        copies = self._bytes(part, names.intersection(self.structure.buffers, part.sent))
+        weights = memory.weights - base - self._held(part, range(cut)) - copies
+        return replace(memory, weights=weights, prefix_pass=0, streamed=max(passes))
+
+    def _held(self, part: Part, layers: Iterable[int]) -> int:
+        """Bytes of what layers read: what was sent of them, and what is frozen in them."""
+        places = [place for place in layers if place not in left_out(self.structure, part)]
+        names = [name for place in places for name in self.structure.layers[place].tensors]
+        own = self._bytes(part, [name for name in names if name in part.sent])
+        return own + sum(self._frozen_bytes[place] for place in places)
 
     def load(self, cost: StepCost, *, samples: int, epochs: float) -> float:
         """A local round in units of one epoch of the full model over `self.samples` samples.
@@ -187,7 +225,11 @@ class Price:
 
         `auto` does where it saves at least a tenth of a full step, and the smallest part leaves room for it.
         """
-        if self._keep_base == "recompute" or not self.structure.base_bytes or not self._model.can_cut(0):
+        if (
+            self._keep_base in ("recompute", "streamed")
+            or not self.structure.base_bytes
+            or not self._model.can_cut(0)
+        ):
             return False
         if self._keep_base == "cache":
             return True
@@ -273,7 +315,12 @@ class Price:
             update = float(self._count(part, self._trained(part)))
         base = self.base_forward if self.keeps_base and self._model.can_cut(cut) else 0.0
         memory = self._memory(part, measured, samples)
-        return StepCost(prefix, forward, error, gradient, update, share=1.0, memory=memory, base=base)
+        if self._keep_base == "streamed":
+            memory = min(memory, self.streamed_memory(part, samples), key=lambda one: one.total)
+        whole = self._reused or memory.streamed > 0
+        return StepCost(
+            prefix, forward, error, gradient, update, share=1.0, memory=memory, base=base, whole=whole
+        )
 
     def _sustained(self, cost: StepCost) -> float:
         if self.mode == "paper":
@@ -378,9 +425,9 @@ class Price:
             departures=paper.PRINTED[net.name],
         )
 
-    def _measure(self, part: Part, *, keeps_base: bool | None = None) -> Measurement:
+    def _measure(self, part: Part, *, keeps_base: bool | None = None, streamed: bool = False) -> Measurement:
         keeps = self.keeps_base if keeps_base is None else keeps_base
-        key = self._key(part), keeps
+        key = self._key(part), keeps, streamed
         if key not in self._measured:
             self._measured[key] = measure(
                 self._model,
@@ -389,6 +436,7 @@ class Price:
                 self._inputs,
                 cached=self.cached,
                 keeps_base=keeps,
+                streamed=streamed,
                 precision=self._precision,
                 frozen_precision=self._frozen_precision,
             )
@@ -423,6 +471,21 @@ def _keep(running: Timeline, each: float, samples: int) -> tuple[int, int]:
     first, others = min(PREFIX_BATCH, samples), min(PREFIX_BATCH, samples - PREFIX_BATCH)
     peak = running.peak(first)
     return kept, max(peak, kept + running.peak(others)) if others > 0 else peak
+
+
+def _run_block(block: Block, samples: int, *, final: bool) -> int:
+    """The most held while a block runs on all samples: what it has not yet run on, and what it has made so far."""
+    peaks = []
+    for start in range(0, samples, PREFIX_BATCH):
+        made = (samples if final else start) * block.made if start else 0.0
+        running = block.running.peak(min(PREFIX_BATCH, samples - start))
+        peaks.append(math.ceil((samples - start) * block.given + made) + running)
+    if final and samples > PREFIX_BATCH:
+        # What is kept is held together with the first outputs, which say how large it is to be.
+        peaks.append(
+            math.ceil((samples - PREFIX_BATCH) * block.given + (samples + PREFIX_BATCH) * block.made)
+        )
+    return max(peaks)
 
 
 def _is_net(model: LayeredModel, net: Net) -> bool:

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from fedpmt.report.drawing import categories_of, draw_bars, draw_layers, draw_score, score_limits, unit_of
 from fedpmt.report.groups import SEPARATOR, clean, group_runs, panels_of, require_runs, shorten
 from fedpmt.report.quantities import show, time_unit
-from fedpmt.report.theme import INK, MUTED, TRACK, level_colours, looks_of, new_figure, say, themed
+from fedpmt.report.theme import INK, MUTED, PAPER, TRACK, level_colours, looks_of, new_figure, say, themed
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -51,14 +51,38 @@ def representatives(groups: Sequence[Group]) -> list[tuple[Group, RunRecord]]:
 
 
 def choose_round(runs: Sequence[RunRecord], number: int | None = None) -> list[RoundRecord]:
-    """The same round of each run: the one asked for, else the last that all have; else each run's last."""
+    """The same round of each run: the one asked for, else the last that all have; else each run's last.
+
+    Of a run on a clock of events it is that server step and as many before as it takes to see who overlaps.
+    """
     numbers = [{step.round: step for step in run.rounds} for run in runs]
     if number is None:
         number = max(set.intersection(*map(set, numbers)), default=None) if numbers else None
-    return [
+    chosen = [
         steps.get(number, run.rounds[-1]) if number is not None else run.rounds[-1]
         for run, steps in zip(runs, numbers, strict=True)
     ]
+    return [
+        _overlapping(run.rounds, step) if is_stepped(step) else step
+        for run, step in zip(runs, chosen, strict=True)
+    ]
+
+
+def is_stepped(step: RoundRecord) -> bool:
+    """Whether a record is of a server step on a clock of events."""
+    return any(device.started is not None for device in step.devices)
+
+
+def _overlapping(rounds: Sequence[RoundRecord], last: RoundRecord) -> RoundRecord:
+    """A server step together with those before it, until there are enough devices to see who overlaps."""
+    devices: list[DeviceRecord] = []
+    for step in reversed([step for step in rounds if step.round <= last.round]):
+        devices = [*step.devices, *devices]
+        if len(devices) >= NAMED:
+            break
+    begun = min(device.started or 0.0 for device in devices)
+    shown = {"devices": tuple(devices), "round_seconds": last.virtual_seconds - begun}
+    return last.model_copy(update=shown)
 
 
 def deadline_of(run: RunRecord) -> float | None:
@@ -86,7 +110,7 @@ def level_names(steps: Sequence[RoundRecord]) -> dict[int, str]:
 
 def horizon(steps: Sequence[RoundRecord], deadlines: Sequence[float | None]) -> float:
     """How far the axis of all panels goes."""
-    ends = [_seconds(device, step) for step in steps for device in step.devices]
+    ends = [_start(device, step) + _seconds(device, step) for step in steps for device in step.devices]
     return max([*ends, *(step.round_seconds for step in steps), *(end for end in deadlines if end), 1e-9])
 
 
@@ -107,6 +131,12 @@ def _seconds(device: DeviceRecord, step: RoundRecord) -> float:
     return device.seconds if math.isfinite(device.seconds) else step.round_seconds
 
 
+def _start(device: DeviceRecord, step: RoundRecord) -> float:
+    """Seconds from the beginning of what is shown."""
+    begun = step.virtual_seconds - step.round_seconds
+    return 0.0 if device.started is None else max(0.0, device.started - begun)
+
+
 def draw_busy(
     axes: Axes,
     step: RoundRecord,
@@ -120,29 +150,36 @@ def draw_busy(
     if not devices:
         say(axes, "no device was asked")
         return
-    size, few = unit.size, len(devices) <= NAMED
-    for row, device in enumerate(devices):
-        seconds = _seconds(device, step)
+    rows = {device.device: row for row, device in enumerate({one.device: one for one in devices}.values())}
+    size, few = unit.size, len(rows) <= NAMED
+    for row in rows.values():
+        axes.barh(row, step.round_seconds / size, THICK, color=TRACK, linewidth=0)
+    for device in devices:
+        row, begun, seconds = rows[device.device], _start(device, step), _seconds(device, step)
         transfer = min(max(device.transfer_seconds, 0.0), seconds)
         counted = device.outcome == "arrived"
-        axes.barh(row, step.round_seconds / size, THICK, color=TRACK, linewidth=0)
-        for start, length, strength in ((0.0, seconds - transfer, 1.0), (seconds - transfer, transfer, 0.5)):
+        trained = seconds - transfer
+        for start, length, strength in ((begun, trained, 1.0), (begun + trained, transfer, 0.5)):
             colour = to_rgba(colours[device.level], strength * (1.0 if counted else 0.35))
             axes.barh(row, length / size, THICK, left=start / size, color=colour, linewidth=0)
+        if begun > 0:
+            # Apart from what the same device did before.
+            axes.plot([begun / size] * 2, [row - THICK / 2, row + THICK / 2], color=PAPER, linewidth=1)
         if not counted:
             # Apart from the bar: in SVG a hatch is as pale as what it is drawn on.
             axes.barh(
                 row,
                 seconds / size,
                 THICK,
+                left=begun / size,
                 facecolor="none",
                 edgecolor=MUTED,
                 hatch=HATCHES[device.outcome],
                 linewidth=0,
             )
         if few and not counted:
-            axes.text((seconds + 0.015 * end) / size, row, device.outcome, va="center", fontsize=8)
-    if deadline is not None:
+            axes.text((begun + seconds + 0.015 * end) / size, row, device.outcome, va="center", fontsize=8)
+    if deadline is not None and not is_stepped(step):
         axes.axvline(deadline / size, color=INK, linewidth=1.1, linestyle=(0.0, (4, 2)))
         axes.text(
             deadline / size,
@@ -152,12 +189,12 @@ def draw_busy(
             va="bottom",
             fontsize=8,
         )
-    axes.set_ylim(len(devices) - 0.4, -0.7)
+    axes.set_ylim(len(rows) - 0.4, -0.7)
     axes.set_xlim(0, end / size * 1.12)
-    _name_rows(axes, devices, few)
+    _name_rows(axes, list({device.device: device for device in devices}.values()), few)
     axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-    axes.set_xlabel(unit.label("virtual time within the round"))
+    axes.set_xlabel(unit.label(f"virtual time within the {'steps' if is_stepped(step) else 'round'}"))
 
 
 def _name_rows(axes: Axes, devices: Sequence[DeviceRecord], few: bool) -> None:
@@ -217,13 +254,18 @@ def busy(runs: Sequence[RunRecord], number: int | None = None) -> Figure:
     steps = choose_round([run for _, run in chosen], number)
     deadlines = [deadline_of(run) for _, run in chosen]
     end, colours = horizon(steps, deadlines), levels_of(steps)
-    figure = new_figure(4.4 * len(chosen), busy_height(max(len(step.devices) for step in steps)))
+    figure = new_figure(4.4 * len(chosen), busy_height(max(map(count_rows, steps))))
     row = figure.subplots(1, len(chosen), squeeze=False)[0]
     for axes, (group, _), step, deadline in zip(row, chosen, steps, deadlines, strict=True):
         draw_busy(axes, step, colours, time_unit(end), end, deadline)
         axes.set_title(f"{shorten(group.line, 40)}, round {step.round}", pad=18)
     figure.legend(handles=legend_patches(steps), loc="outside upper center", ncols=8)
     return figure
+
+
+def count_rows(step: RoundRecord) -> int:
+    """How many devices a panel shows."""
+    return len({device.device for device in step.devices})
 
 
 def busy_height(devices: int) -> float:

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedpmt.records import EXECUTION
+from fedpmt.records import EVENTS, EXECUTION
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -118,7 +118,8 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
     """Gather repetitions, in the order in which they first appear, panel by panel.
 
     A line is named by its method and by each setting that varies within a panel; a method's own
-    settings only where two runs of that method differ in them. What differs merely between panels
+    settings only where two runs of that method differ in them, those of a clock of events where two runs on it do. What
+    differs merely between panels
     (a data set brings its own batch size) stays out: the panel's name stands for it.
     """
     differing = differing_settings(runs)
@@ -152,6 +153,8 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
 
 
 def _scope(name: str, panel: str, settings: dict[str, str]) -> tuple[str, ...]:
+    if name in EVENTS:
+        return name, panel, settings.get("clock", "none")
     return (name, panel, settings["method"]) if name.startswith("options.") else (name, panel)
 
 
@@ -159,8 +162,10 @@ def _parts(names: Iterable[str], settings: dict[str, str]) -> list[str]:
     parts = []
     for name in names:
         text, word = settings.get(name, "none"), name.removeprefix("options.").replace("_", " ")
-        if text == "none" and name.startswith("options."):
-            continue  # another method's setting
+        if text == "none" and (name.startswith("options.") or name in EVENTS):
+            continue  # a setting of another method, or of another clock
+        if name in EVENTS and settings.get("clock") != "events":
+            continue
         parts.append(f"no {word}" if text == "none" else f"{word} {text}")
     return parts
 

@@ -20,9 +20,11 @@ from fedpmt.report.figures import (
     PANELS,
     busy_height,
     choose_round,
+    count_rows,
     deadline_of,
     draw_busy,
     horizon,
+    is_stepped,
     layers_height,
     level_names,
     levels_of,
@@ -87,7 +89,7 @@ def busy_section(material: Material) -> str:
     steps = choose_round([run for _, run in chosen])
     deadlines = [deadline_of(run) for _, run in chosen]
     end, colours = horizon(steps, deadlines), levels_of(steps)
-    height = busy_height(max(len(step.devices) for step in steps))
+    height = busy_height(max(map(count_rows, steps)))
     pictures = [
         picture(
             f"busy-{number}",
@@ -118,9 +120,8 @@ def _transfers(steps: Sequence[RoundRecord]) -> bool:
 
 def _outcome(step: RoundRecord) -> str:
     arrived = sum(device.outcome == "arrived" for device in step.devices)
-    return (
-        f"round {step.round}: {arrived} of {len(step.devices)} counted, {show(step.round_seconds, time_unit)}"
-    )
+    name = f"{'up to server step' if is_stepped(step) else 'round'} {step.round}"
+    return f"{name}: {arrived} of {len(step.devices)} counted, {show(step.round_seconds, time_unit)}"
 
 
 def _busy_legend(steps: Sequence[RoundRecord]) -> str:

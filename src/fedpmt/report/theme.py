@@ -26,13 +26,14 @@ R = TypeVar("R")
 INK, MUTED, GRID, PAPER, TRACK = "#1b2331", "#566173", "#dfe4ea", "#fefefe", "#e9edf1"
 # Okabe and Ito's colours: told apart with any kind of colour blindness. Black is the text's, yellow is too light.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-SHAPES = ("o", "s", "^", "D", "v")
+SHAPES = ("o", "s", "^", "D", "v", "P")
 SIGNS = {
     "fedpmt": (0, 0), "fedavg": (1, 0), "feddrop": (2, 0), "scaffold": (3, 0), "fedprox": (4, 0), "heterofl": (5, 0),
     "slimfl": (0, 1), "prunefl": (1, 1), "fedmp": (2, 1), "fedrolex": (3, 1), "fjord": (4, 1), "ist": (5, 1),
     "comet": (0, 2), "fedgkt": (1, 2), "fedgen": (2, 2), "feddf": (3, 2), "fedra": (4, 2), "flexlora": (5, 2),
-    "fiarse": (0, 4), "depthfl": (1, 4), "inclusivefl": (2, 4), "fedepth": (3, 4),
+    "fiarse": (0, 4), "depthfl": (1, 4), "inclusivefl": (2, 4), "fedepth": (3, 4), "timelyfl": (4, 4),
     "embracingfl": (0, 3), "fedolf": (1, 3), "salf": (2, 3), "fedpart": (3, 3), "cocofl": (4, 3), "fedel": (5, 3),
+    "fedasync": (0, 5), "fedbuff": (1, 5),
 }  # fmt: skip
 """Numbers of a method's colour and shape: both together tell all methods apart."""
 

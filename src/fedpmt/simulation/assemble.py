@@ -51,6 +51,7 @@ def make_price(settings: Settings, problem: Problem, room: float = math.inf) -> 
         cached=settings.keeps_prefix,
         keep_base=settings.prefix,
         room=room,
+        reused=settings.prefix_tolerance is not None,
         held=(problem.optimizer or make_optimizer(settings)).held,
         example=problem.example(),
         net=problem.net,
@@ -176,5 +177,5 @@ def make_executor(settings: Settings, problem: Problem, device: torch.device, da
     )
     if settings.executor == "plain" or workers == 1:
         return one
-    processes = min(workers, settings.cohort)
+    processes = min(workers, settings.concurrency or settings.cohort)
     return Parallel(one, workers, processes if processes > 1 and can_fork(device) else 0)

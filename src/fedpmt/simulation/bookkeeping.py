@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedpmt.parts.part import mask
 from fedpmt.records import DeviceRecord, RoundRecord
@@ -29,8 +29,10 @@ def record_round(
                 coverage[layer] += trained
         elif one.seconds:
             spent = max(0.0, verdict.round_seconds - one.base_seconds)
+            if one.started is not None:
+                spent = federation.settings.deadline or one.seconds
             wasted += one.base_operations + one.usage.operations * min(1.0, spent / one.seconds)
-        devices.append(record_device(federation, one, outcome))
+        devices.append(record_device(federation, one, outcome, progress.rounds - 1))
     return RoundRecord(
         round=progress.rounds,
         virtual_seconds=progress.virtual_seconds,
@@ -46,15 +48,19 @@ def record_round(
     )
 
 
-def record_device(federation: Federation, one: Assignment, outcome: Outcome) -> DeviceRecord:
+def record_device(federation: Federation, one: Assignment, outcome: Outcome, version: int) -> DeviceRecord:
     """One device's line: what it did, and where there is a budget, what it spent of what it had.
 
-    A budget is for a round, so that the base, which is downloaded once, doesn't count against it.
+    A budget is for a round, so that the base, which is downloaded once, doesn't count against it. `version` is that of
+    the model that its reply is folded into.
     """
-    budget, spent = federation.planner.budget, {}
+    budget, more = federation.planner.budget, dict[str, Any]()
     if budget is not None:
         used = one.seconds if budget.resource == "time" else one.usage.of(budget.resource)
-        spent = {"used": used, "budget": one.plan.limit.of(budget.resource)}
+        more = {"used": used, "budget": one.plan.limit.of(budget.resource)}
+    if one.started is not None:
+        late = version - one.version if outcome == "arrived" else None
+        more |= {"started": one.started, "version": one.version, "staleness": late}
     return DeviceRecord(
         device=one.device.id,
         level=one.device.level,
@@ -69,7 +75,7 @@ def record_device(federation: Federation, one: Assignment, outcome: Outcome) -> 
         operations=one.usage.operations + one.base_operations,
         memory_bytes=int(one.usage.memory),
         reason=one.reason,
-        **spent,
+        **more,
     )
 
 

@@ -114,6 +114,7 @@ class Tracker(ABC):
 
 def scalars(record: RoundRecord) -> dict[str, float]:
     """The numbers of a round by name."""
+    late = [device.staleness for device in record.devices if device.staleness is not None]
     values = {
         ACCURACY if record.score_name == ACCURACY else f"score/{record.score_name}": record.score,
         **{f"score/{name}": value for name, value in record.scores.items()},
@@ -122,6 +123,7 @@ def scalars(record: RoundRecord) -> dict[str, float]:
         "bytes_up": record.bytes_up,
         "operations": record.operations,
         "replies": sum(device.outcome == "arrived" for device in record.devices),
+        "staleness": sum(late) / len(late) if late else None,
         **record.metrics,
         **{f"coverage/{layer}": count for layer, count in record.layers.items()},
     }

@@ -15,7 +15,7 @@ from fedpmt.settings import parse_drift
 from fedpmt.training.messages import Client, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from fedpmt.devices.fleet import Device, Fleet
     from fedpmt.methods.base import Round
@@ -25,61 +25,91 @@ if TYPE_CHECKING:
     from fedpmt.settings import Settings
     from fedpmt.simulation.loop import Federation, Progress
 
-Sampler: TypeAlias = "Callable[[Fleet, int, int, np.random.Generator], np.ndarray]"
+Sampler: TypeAlias = "Callable[[Fleet, int, int, np.random.Generator, Collection[int]], np.ndarray]"
+"""Draws a number of devices, given how many were drawn before and which of them are still at work."""
 
 CANDIDATES = 2
 """FedCS polls more devices than it takes; this many times the cohort."""
 
 
-def stratified(fleet: Fleet, count: int, round_index: int, rng: np.random.Generator) -> np.ndarray:
+def stratified(
+    fleet: Fleet, count: int, before: int, rng: np.random.Generator, busy: Collection[int] = ()
+) -> np.ndarray:
     """The same number from each level, |S_i| = |S| / |I|; remainders go to the levels in turn."""
     levels = len(fleet.members)
     chosen: list[np.ndarray] = []
     for level, members in enumerate(fleet.members):
-        turn = (level - round_index * (count % levels)) % levels
+        turn = (level - before) % levels
         wanted = count // levels + (turn < count % levels)
-        chosen.append(_available(fleet, members, wanted, rng))
+        chosen.append(_available(fleet, members, wanted, rng, busy))
     cohort = np.concatenate(chosen)
     if len(cohort) < count:
         # A level too small for its share: the others make up for it.
         others = np.setdiff1d(np.arange(len(fleet)), cohort)
-        cohort = np.concatenate([cohort, _available(fleet, others, count - len(cohort), rng)])
+        cohort = np.concatenate([cohort, _available(fleet, others, count - len(cohort), rng, busy)])
     return np.sort(cohort)
 
 
-def uniform(fleet: Fleet, count: int, round_index: int, rng: np.random.Generator) -> np.ndarray:
+def uniform(
+    fleet: Fleet, count: int, before: int, rng: np.random.Generator, busy: Collection[int] = ()
+) -> np.ndarray:
     """Devices uniformly at random."""
-    return np.sort(_available(fleet, None, count, rng))
+    return np.sort(_available(fleet, None, count, rng, busy))
 
 
-def fastest(fleet: Fleet, count: int, round_index: int, rng: np.random.Generator) -> np.ndarray:
+def fastest(
+    fleet: Fleet, count: int, before: int, rng: np.random.Generator, busy: Collection[int] = ()
+) -> np.ndarray:
     """Poll some devices at random and take the fastest of them (FedCS)."""
-    polled = _available(fleet, None, min(len(fleet), CANDIDATES * count), rng)
+    polled = _available(fleet, None, min(len(fleet), CANDIDATES * count), rng, busy)
     return np.sort(polled[np.argsort(-fleet.speeds[polled], kind="stable")[:count]])
 
 
 SAMPLERS: dict[str, Sampler] = {"stratified": stratified, "uniform": uniform, "fastest": fastest}
 
 
+@dataclass(frozen=True)
+class Places:
+    """How many more devices are asked while others are at work: on a clock of events."""
+
+    free: int
+    before: int  # devices that were asked so far
+    busy: Collection[int]  # those at work
+
+
 def draw_cohort(
-    settings: Settings, fleet: Fleet, round_: Round, chosen: Sequence[int] | None = None
+    settings: Settings,
+    fleet: Fleet,
+    round_: Round,
+    chosen: Sequence[int] | None = None,
+    places: Places | None = None,
 ) -> list[Device]:
     """Who is asked, in device order, each on its level of this round; `chosen` where the method decides."""
     if chosen is not None:
         there = fleet.reachable
         return [fleet.device(int(device)) for device in sorted(chosen) if there is None or there[device]]
     wanted = min(len(fleet.speeds), int(np.ceil(settings.cohort * settings.over_select)))
+    before: int = round_.index * wanted
+    busy: Collection[int] = ()
+    if places is not None:
+        wanted, before, busy = places.free, places.before, places.busy
     rng = round_.rng("cohort")
     if settings.level_draw == "fixed":
-        ids = SAMPLERS[settings.sampling](fleet, wanted, round_.index, rng)
+        ids = SAMPLERS[settings.sampling](fleet, wanted, before, rng, busy)
         return [fleet.device(int(device)) for device in ids]
-    ids = uniform(fleet, wanted, round_.index, rng)
-    levels = rng.permutation(np.arange(len(ids)) % len(fleet.level_speeds)) + 1
+    ids = uniform(fleet, wanted, before, rng, busy)
+    # Levels come in turn where devices start one by one.
+    turns = np.arange(len(ids)) + (0 if places is None else before)
+    levels = rng.permutation(turns % len(fleet.level_speeds)) + 1
     return [fleet.at_level(int(device), int(level)) for device, level in zip(ids, levels, strict=True)]
 
 
-def _available(fleet: Fleet, members: np.ndarray | None, count: int, rng: np.random.Generator) -> np.ndarray:
+def _available(
+    fleet: Fleet, members: np.ndarray | None, count: int, rng: np.random.Generator, busy: Collection[int] = ()
+) -> np.ndarray:
     """Up to `count` devices that can be reached, without a look at the whole population unless it was traced."""
+    if not count and busy:
+        return np.array([], dtype=np.int64)
     if fleet.reachable is not None:
         members = np.flatnonzero(fleet.reachable) if members is None else members[fleet.reachable[members]]
     population = len(fleet) if members is None else len(members)
@@ -88,8 +118,13 @@ def _available(fleet: Fleet, members: np.ndarray | None, count: int, rng: np.ran
     while True:
         drawn = rng.choice(population, size=polled, replace=False)
         drawn = drawn if members is None else members[drawn]
+        if busy:
+            drawn = np.array([device for device in drawn if device not in busy], dtype=drawn.dtype)
         if fleet.availabilities is None:
-            return drawn
+            if len(drawn) >= count or polled == population:
+                return drawn[:count]
+            polled = min(population, 2 * polled + 8)
+            continue
         # By device, not by poll: who cannot be reached stays so when more are polled.
         chance = [np.random.default_rng((key, int(device))).random() for device in drawn]
         reachable = drawn[chance < fleet.availabilities[drawn]]
@@ -119,7 +154,13 @@ class Assignment:
     base_operations: float = 0.0  # what it computes before, once: the base's outputs, where these are kept
     base_seconds: float = 0.0  # of both, which `seconds` don't contain
     base_transfer: float = 0.0  # of these seconds, on the link
+    made: int | None = (
+        None  # the round of the kept outputs of frozen layers that it trains on; None: this one
+    )
     reason: str = ""  # why its reply did not count, where somebody said
+    version: int = 0  # t, the round in which it was asked
+    turn: int = 0  # which draw of that round it was in
+    started: float | None = None  # on a clock of events: when, in virtual seconds
 
 
 def assign(federation: Federation, progress: Progress, device: Device, round_: Round) -> Assignment:
@@ -150,7 +191,8 @@ def assign(federation: Federation, progress: Progress, device: Device, round_: R
         device, reach = federation.traces.meet(device, progress.virtual_seconds)
     part = task.offer[0] if len(task.offer) == 1 else choose(federation, device, task, samples)
     assignment = account(federation, device, task, part, samples, plan)
-    return assignment if federation.traces is None else replace(assignment, reach=reach)
+    found = replace(assignment, version=round_.index, turn=round_.rng.turn)
+    return found if federation.traces is None else replace(found, reach=reach)
 
 
 def choose(federation: Federation, device: Device, task: Task, samples: int) -> Part:
@@ -164,13 +206,20 @@ def choose(federation: Federation, device: Device, task: Task, samples: int) -> 
 
 
 def account(
-    federation: Federation, device: Device, task: Task, part: Part, samples: int, plan: Plan
+    federation: Federation,
+    device: Device,
+    task: Task,
+    part: Part,
+    samples: int,
+    plan: Plan,
+    *,
+    reuses: bool = False,
 ) -> Assignment:
-    """What it will take a device to do its task with this part."""
+    """What it will take a device to do its task with this part; `reuses` where it has the frozen layers' outputs."""
     meter = plan.meter if plan.meter.device.speed == device.speed else replace(plan.meter, device=device)
     fewer = task.steps is not None or task.epochs is not None
     steps = steps_asked(federation, task, samples) if fewer else None
-    quote = meter.quote(part, steps)
+    quote = meter.quote(part, steps, reuses=reuses)
     usage, steps = quote.usage, meter.steps if steps is None else steps
     if usage.memory > device.memory:
         # It says so at once: nothing is sent and nobody waits.

@@ -12,10 +12,14 @@ import numpy as np
 from fedpmt.methods.base import Method, Prototype, Round, Server, Setup
 from fedpmt.resources import ROUNDING
 from fedpmt.seeds import Seeds
+from fedpmt.settings import parse_step_every
 from fedpmt.simulation.bookkeeping import add_holders, arrivals, fit_speeds, record_round
 from fedpmt.simulation.cohort import assign, draw_cohort, send_base, settle
 from fedpmt.simulation.evaluation import classes_by_level, evaluate, find_statistics
+from fedpmt.simulation.events import EventClock
 from fedpmt.simulation.executors import Unit
+from fedpmt.simulation.prefixes import KeptPrefixes, keep_prefixes, reuse_prefixes
+from fedpmt.simulation.problem import sizes_of
 from fedpmt.training.local import LocalWork, Site, local_settings, schedule_rate
 from fedpmt.training.loop import LOSS
 from fedpmt.training.optimizers import SGD
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from fedpmt.settings import Settings
     from fedpmt.simulation.checkpoint import DeviceStore
     from fedpmt.simulation.cohort import Assignment, Verdict
+    from fedpmt.simulation.events import Flights
     from fedpmt.simulation.executors import Executor
     from fedpmt.simulation.problem import Problem
     from fedpmt.training.batches import PlacedData
@@ -52,6 +57,10 @@ class Progress:
     accepted: dict[int, int] | None = None  # device -> the last round whose reply counted; None without state
     speeds: dict[int, float] | None = None  # κ_k as fitted to measured seconds, of devices that were asked
     holders: dict[int, int] | None = None  # device -> the round in which it got the base; None without one
+    prefixes: KeptPrefixes | None = (
+        None  # outputs of frozen layers that devices keep; None where they keep none
+    )
+    flights: Flights | None = None  # who is at work meanwhile, on a clock of events
 
 
 @dataclass(frozen=True)
@@ -87,18 +96,24 @@ class Federation:
         return Progress(self.method.init(setup))
 
     def play(self, progress: Progress) -> tuple[Progress, RoundRecord]:
-        """One round of the federation."""
+        """One round of the federation, or one server step: the clock says who arrives when."""
         progress = progress if self.traces is None else self.wait(progress)
-        round_, assignments = self.open(progress)
-        if self.has_base:
-            assignments = send_base(self, progress, assignments)
-        verdict = self.settle(assignments, round_)
-        replies = self.train(arrivals(assignments, verdict), progress)
+        if self.settings.clock == "events":
+            progress, round_, assignments, verdict = self.events.open(progress)
+            replies = self.events.train(arrivals(assignments, verdict), progress)
+        else:
+            round_, assignments = self.open(progress)
+            if self.has_base:
+                assignments = send_base(self, progress, assignments)
+            if self.settings.prefix_tolerance is not None:
+                assignments = reuse_prefixes(self, progress, assignments)
+            verdict = self.settle(assignments, round_)
+            replies = self.train(arrivals(assignments, verdict))
         return self.close(progress, round_, assignments, verdict, replies)
 
     def wait(self, progress: Progress) -> Progress:
         """Let virtual time pass until somebody can be reached whom the next round may ask; infinity: nobody ever."""
-        if self.traces is None:
+        if self.traces is None or (progress.flights is not None and progress.flights.devices):
             return progress
         now, start = progress.virtual_seconds, math.inf
         if self.chooses_cohort:
@@ -113,7 +128,8 @@ class Federation:
         self, progress: Progress, reachable: Collection[int] | None = None
     ) -> tuple[Round, list[Assignment]]:
         """Who is asked for what, in device order; `reachable` where not all of the cohort can be."""
-        round_ = Round(progress.rounds, self.planner.price, Seeds(self.settings.seed, progress.rounds))
+        seeds = Seeds(self.settings.seed, progress.rounds)
+        round_ = Round(progress.rounds, self.planner.price, seeds, interval=self.interval)
         chosen = self.method.cohort(progress.state, round_) if self.chooses_cohort else None
         fleet = self.fleet
         if self.traces is not None:
@@ -134,16 +150,18 @@ class Federation:
             for one in assignments
         ]
         seconds, base = [one.seconds for one in assignments], [one.base_seconds for one in assignments]
-        wanted = min(self.settings.cohort, len(seconds))
+        wanted = len(seconds) if self.settings.clock == "events" else min(self.settings.cohort, len(seconds))
         return settle(seconds, failed, self.settings.deadline, wanted, base)
 
-    def train(self, arrived: list[Assignment], progress: Progress) -> Iterator[Reply]:
+    def train(self, arrived: list[Assignment]) -> Iterator[Reply]:
         """The local rounds of those whose replies count; others are known not to, and are not computed."""
-        index = progress.rounds
-        units = (self.unit(one.device.id, one.task, one.part, one.samples, index) for one in arrived)
+        units = (
+            self.unit(one.device.id, one.task, one.part, one.samples, one.version, one.turn)
+            for one in arrived
+        )
         for one, (reply, own) in zip(arrived, self.executor.train(self.work, units), strict=True):
             if self.keeps_state:
-                self.store.write(one.device.id, index, own)
+                self.store.write(one.device.id, one.version, own)
             yield replace(reply, seconds=one.seconds, steps=one.steps, chances=one.task.chances)
 
     def close(
@@ -154,7 +172,7 @@ class Federation:
         verdict: Verdict,
         replies: Iterable[Reply],
     ) -> tuple[Progress, RoundRecord]:
-        """Fold what has arrived, in device order, take the server's step, and write down the round."""
+        """Fold what has arrived, in its order, take the server's step, and write down the round."""
         fold, losses = self.method.fold(progress.state, round_), list[float]()
         arrived = arrivals(assignments, verdict)
         for reply in replies:
@@ -169,8 +187,13 @@ class Federation:
         if self.settings.speeds != "stated":
             speeds = fit_speeds(self, progress, assignments, verdict)
         holders = add_holders(progress, assignments) if self.has_base else None
+        prefixes = None
+        if self.settings.prefix_tolerance is not None:
+            prefixes = keep_prefixes(self, progress, arrived)
         now = progress.virtual_seconds + seconds
-        after = Progress(step.state, progress.rounds + 1, now, accepted, speeds, holders)
+        after = Progress(
+            step.state, progress.rounds + 1, now, accepted, speeds, holders, prefixes, progress.flights
+        )
         record = record_round(self, after, assignments, verdict)
         return after, record.model_copy(update=self.measure(after, step, losses, seconds))
 
@@ -244,6 +267,23 @@ class Federation:
         return self.method.traits.needs_labels
 
     @cached_property
+    def events(self) -> EventClock:
+        """The clock of events."""
+        return EventClock(self)
+
+    @cached_property
+    def interval(self) -> float:
+        """Virtual seconds from one server step to the next; infinity where something else says when it steps."""
+        if self.settings.step_every is None:
+            return math.inf
+        seconds, share = parse_step_every(self.settings.step_every)
+        if seconds is not None:
+            return seconds
+        sizes = sizes_of(self.problem, self.settings)
+        needed = np.sort(self.planner.seconds_of(self.fleet, self.planner.depths[-1], sizes))
+        return float(needed[math.ceil((share or 1.0) * len(needed)) - 1])
+
+    @cached_property
     def chooses_cohort(self) -> bool:
         """Whether the method has a say in which devices are asked."""
         return type(self.method).cohort is not Method.cohort
@@ -280,7 +320,9 @@ class Federation:
         """How devices train in a round."""
         return replace(self.local_settings, learning_rate=self.rate(round_index))
 
-    def unit(self, device: int, task: Task, part: Part, samples: int, round_index: int) -> Unit:
+    def unit(
+        self, device: int, task: Task, part: Part, samples: int, round_index: int, turn: int = 0
+    ) -> Unit:
         """One device's work, with what it kept from its last accepted round."""
         seed, own = self.settings.seed, None
         if self.keeps_state:
@@ -289,7 +331,10 @@ class Federation:
         local = self.local(round_index)
         if task.epochs is not None:
             local = replace(local, epochs=task.epochs)
-        return Unit(device, round_index, task, part, own, Seeds(seed, round_index, device), local, samples)
+        if self.settings.prefix == "streamed" and self.planner.price.streams(part, samples):
+            local = replace(local, prefix="streamed")
+        seeds = Seeds(seed, round_index, device, turn)
+        return Unit(device, round_index, task, part, own, seeds, local, samples)
 
     def predictor(self, progress: Progress) -> Predictor:
         """What is evaluated, with BatchNorm statistics of devices' data where the method keeps none."""

@@ -11,20 +11,24 @@ from fedpmt.data.base import FederatedData
 from fedpmt.records import RunRecord
 from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.bookkeeping import add_holders, fit_speeds, record_round
-from fedpmt.simulation.cohort import send_base
+from fedpmt.simulation.cohort import Verdict, send_base
 from fedpmt.simulation.coverage import check_room, warn_before_training
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
-    from fedpmt.records import DeviceRecord, RoundRecord
+    from fedpmt.records import DeviceRecord, Outcome, RoundRecord
     from fedpmt.settings import Settings
-    from fedpmt.simulation.loop import Federation
+    from fedpmt.simulation.cohort import Assignment
+    from fedpmt.simulation.loop import Federation, Progress
     from fedpmt.simulation.problem import Problem
     from fedpmt.types import Examples
 
+MOST_STEPS = 100
+"""Server steps on a clock of events after which a run is taken to go on at that pace."""
+
 
 def predict(settings: Settings, problem: Problem, method: Method[Any, Any], folder: Path) -> dict[str, Any]:
-    """A round's devices, times and prices; the whole run at that pace, if its folder has room for it.
+    """A round's devices, times and prices, or those of some server steps; the whole run at that pace, if there is room.
 
     The first round is as much longer as downloading the model's base takes, and running it where its outputs are kept;
     each device does that once at most.
@@ -36,15 +40,24 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
         check_room(federation, folder)
         progress = federation.wait(federation.start())
         warn_before_training(federation, progress)
-        round_, assignments = federation.open(progress)
-        verdict = federation.settle(assignments, round_)
+        steps, base_seconds = 1, 0.0
+        if settings.clock == "events":
+            steps = min(settings.rounds, MOST_STEPS)
+            first, verdict = _lay_out(federation, progress, steps)
+            assignments = [replace(one, base_bytes=0, base_operations=0.0) for one in first]
+        else:
+            round_, assignments = federation.open(progress)
+            verdict = federation.settle(assignments, round_)
+            first = send_base(federation, progress, assignments)
+            base_seconds = federation.settle(first, round_).round_seconds - verdict.round_seconds
         record = record_round(federation, progress, assignments, verdict)
-        server = _server(federation, record.operations)
-        first = send_base(federation, progress, assignments)
-        base_seconds = federation.settle(first, round_).round_seconds - verdict.round_seconds
+        server = _server(federation, record.operations / steps)
+    times = settings.rounds / steps
     base_bytes = max((one.base_bytes for one in first), default=0)
-    base_operations = sum(one.base_operations for one in first) / max(1, len(first))
-    members = min(settings.devices, settings.rounds * len(assignments))
+    base_operations = max((one.base_operations for one in first), default=0.0)
+    if settings.clock == "rounds":
+        base_operations = sum(one.base_operations for one in first) / max(1, len(first))
+    members = min(settings.devices, int(times * len(assignments)))
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     for one, shown in sorted(
         zip(assignments, record.devices, strict=True), key=lambda pair: (pair[1].level, pair[1].part)
@@ -71,15 +84,34 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
     return {
         "settings": settings.model_dump(mode="json"),
         "devices": list(rows.values()),
-        "round_seconds": verdict.round_seconds,
-        "virtual_seconds": verdict.round_seconds * settings.rounds + base_seconds,
-        "bytes_up": record.bytes_up * settings.rounds,
-        "bytes_down": record.bytes_down * settings.rounds + base_bytes * members,
+        "steps": steps,
+        "round_seconds": verdict.round_seconds / steps,
+        "virtual_seconds": verdict.round_seconds * times + base_seconds,
+        "bytes_up": int(record.bytes_up * times),
+        "bytes_down": int(record.bytes_down * times) + base_bytes * members,
         "base_bytes": base_bytes,
-        "operations": record.operations * settings.rounds + base_operations * members,
+        "operations": record.operations * times + base_operations * members,
         **server,
         "budget_action": settings.limits and method.traits.action(settings.limits.resource),
     }
+
+
+def _lay_out(federation: Federation, progress: Progress, steps: int) -> tuple[list[Assignment], Verdict]:
+    """Who ends in the first steps of a clock of events, and how; as if all were one."""
+    begun = progress.virtual_seconds
+    ended: list[Assignment] = []
+    outcomes: list[Outcome] = []
+    for _ in range(steps):
+        progress, _, assignments, verdict = federation.events.open(federation.wait(progress))
+        ended += assignments
+        outcomes += verdict.outcomes
+        progress = replace(
+            progress,
+            rounds=progress.rounds + 1,
+            virtual_seconds=progress.virtual_seconds + verdict.round_seconds,
+            holders=add_holders(progress, assignments),
+        )
+    return ended, Verdict(tuple(outcomes), progress.virtual_seconds - begun)
 
 
 def _server(federation: Federation, operations: float) -> dict[str, float | None]:
@@ -102,8 +134,11 @@ def restamp_run(
 ) -> RunRecord | None:
     """The run with times, bytes and operations of these settings; None where other replies would count.
 
-    Only for methods whose assignments do not depend on what is learned; `problem` may hold made-up samples.
+    Only for methods whose assignments do not depend on what is learned; `problem` may hold made-up samples. What
+    devices reuse of earlier rounds does depend on it.
     """
+    if settings.prefix_tolerance is not None or settings.clock == "events":
+        return None  # another order of arrival is another model
     stamped: list[RoundRecord] = []
     counted = replace(problem, data=_Counted(problem.data, settings.devices, settings.samples))
     with (

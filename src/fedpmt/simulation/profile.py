@@ -6,14 +6,18 @@ import os
 import statistics
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from fedpmt.devices.fleet import MIB
 from fedpmt.devices.tables import write_table
+from fedpmt.models.layered import PREFIX_BATCH
+from fedpmt.models.precision import Prefix
+from fedpmt.models.structure import FrozenPrecision
 from fedpmt.parts.depth import suffixes
 from fedpmt.parts.part import GLOBAL, frozen_prefix, mask
 from fedpmt.seeds import Seeds
@@ -25,6 +29,7 @@ from fedpmt.types import MODEL, Examples
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fedpmt.models.layered import LayeredModel
     from fedpmt.parts.part import Part
     from fedpmt.settings import Settings
     from fedpmt.simulation.problem import Problem
@@ -57,6 +62,8 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
         received = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
         received += problem.model.structure.base_bytes
         peaks = [received + peak_bytes(partial(once, part)) for part in parts]
+        batch = PREFIX_BATCH if settings.keeps_prefix else settings.batch
+        frozen = frozen_seconds(problem.model, data, parts[0], batch, repeat)
     finally:
         torch.set_num_threads(threads)
     layers = problem.model.structure.layers
@@ -80,8 +87,36 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
         "batch": settings.batch,
         "speed": speed,
         "depths": rows,
+        "frozen_seconds_per_sample": frozen,
         "csv": _csv_row(name, speed),
     }
+
+
+def frozen_seconds(
+    model: LayeredModel, data: Examples, part: Part, batch: int, repeat: int
+) -> dict[str, float]:
+    """Measure how long the layers that a part freezes run forward, in seconds per sample and by precision.
+
+    They run as in local training, so 8 bits are rounded to and computed in 32. Seconds are of this thread: what else
+    the machine does would blur a ratio of such short times. Nothing where the model cannot be cut.
+    """
+    cut = frozen_prefix(model.structure, part)
+    if not model.can_cut(cut):
+        return {}
+    positions = np.arange(len(data))
+    batches = [data.take(positions[start : start + batch]).inputs for start in range(0, len(data), batch)]
+    weights = model.initial()
+    prefixes = {name: Prefix.of(model, cut, weights, name) for name in get_args(FrozenPrecision)}
+    times: dict[str, list[float]] = {name: [] for name in prefixes}
+    for measurement in range(repeat + 1):
+        for name, prefix in prefixes.items():
+            begun = time.thread_time()
+            for inputs in batches:
+                prefix.run(inputs)
+            # The first of each sets up libraries.
+            times[name] += [time.thread_time() - begun] if measurement else []
+    model.release()
+    return {name: statistics.median(found) / len(data) for name, found in times.items()}
 
 
 def peak_bytes(work: Callable[[], object]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -429,6 +428,7 @@ def _stop(federation: Federation, saved: Saved) -> Stopped | None:
 def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) -> ResultRecord:
     from safetensors.torch import save
 
+    from fedpmt.models.trees import weights_sha256
     from fedpmt.simulation.evaluation import evaluate_clients, score_by_width
 
     settings, progress, totals = federation.settings, saved.progress, saved.totals
@@ -485,16 +485,3 @@ def _copy(federation: Federation, predictor: Predictor) -> dict[str, Tensor]:
 
 def _count(examples: Examples | None) -> int:
     return 0 if examples is None else len(examples)
-
-
-def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """One number for all bits of a model."""
-    import torch
-
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        # As bytes, since NumPy has no bfloat16.
-        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

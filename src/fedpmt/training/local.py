@@ -46,12 +46,13 @@ class LocalSettings:
     learning_rate: float  # η_t
     optimizer: Optimizer = PLAIN
     clip_norm: float | None = None  # the largest norm of a step's gradient
-    prefix: Literal["cache", "recompute"] = "cache"
+    prefix: Literal["cache", "recompute", "streamed"] = "cache"
     privacy: Privacy | None = None
     precision: TrainedPrecision = "fp32"  # in which trained layers compute; their weights stay as they are
     frozen_precision: FrozenPrecision = "fp32"  # of the layers before the first trained one
     transform: Transform | None = None  # of the inputs of each batch
     keeps_base: bool = False  # whether what a frozen base makes of the samples is kept over rounds
+    reuses_prefix: bool = False  # whether outputs of frozen layers are kept over rounds, too
 
     @property
     def lowered(self) -> str | None:
@@ -127,6 +128,7 @@ def local_settings(
         settings.precision,
         settings.frozen_precision,
         transform,
+        reuses_prefix=settings.prefix_tolerance is not None,
     )
 
 

@@ -13,9 +13,10 @@ from fedpmt import kernels
 from fedpmt.data.lazy import Lazy
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.models.precision import Prefix, computing
-from fedpmt.models.trees import map_tensors, tensors_in
+from fedpmt.models.trees import map_tensors, tensors_in, weights_sha256
 from fedpmt.parts.part import GLOBAL, Mask, frozen_prefix, left_out, mask, place, take, within
 from fedpmt.training.batches import augmented
+from fedpmt.training.kept import PREFIX, outputs_made_of
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Run
 from fedpmt.training.messages import UPDATE, Reply
 from fedpmt.training.optimizers import clip
@@ -106,7 +107,7 @@ def split_forward(
 
     With `cache` the frozen prefix sees each sample once per round, in large batches; its activations
     cannot change while its weights, those `received`, do not. What the base makes of the samples, before the first
-    layer, may be kept for the whole run, as nobody trains it.
+    layer, may be kept for the whole run, as nobody trains it; what frozen layers make of them, until these have moved.
     """
     site, data = job.site, job.data
     settings, frozen = site.settings, frozen_prefix(model.structure, part)
@@ -116,15 +117,21 @@ def split_forward(
     suffix, base = site.forward(model, frozen), None
     if settings.keeps_base and part.model == GLOBAL:
         base = Prefix.of(model, 0, {}, settings.frozen_precision)
-        compute = partial(_run_base, base, data)
+        compute = partial(_keep_whole, base, data)
         outputs = compute() if site.kept is None else site.kept.get(job.device, compute)
         data = Examples(base.entry(outputs, data.inputs), data.targets, data.ids)
         if frozen == 0:
             return data, partial(_restored, suffix, replace(base, tensors={}))
-    prefix = Prefix.of(model, frozen, received, settings.frozen_precision, base)
-    if settings.prefix == "recompute" or not sees_all(job):
+    streamed = settings.prefix == "streamed"
+    prefix = Prefix.of(model, frozen, received, settings.frozen_precision, base, streamed=streamed)
+    names = outputs_made_of(model, part) if settings.reuses_prefix else ()
+    if settings.prefix == "recompute" or not (streamed or names or sees_all(job)):
         return data, lambda tensors, inputs: suffix(tensors, prefix.enter(inputs))
-    outputs = keep(prefix, data.inputs, len(data))
+    if names and site.kept is not None:
+        digest = weights_sha256({name: received[name] for layer in names for name in layer})
+        outputs = site.kept.get(job.device, partial(_keep_whole, prefix, data), digest, PREFIX)
+    else:
+        outputs = keep(prefix, data.inputs, len(data))
     kept = Examples(prefix.entry(outputs, data.inputs), data.targets, data.ids)
     # Without the weights: rounded ones would be held for the whole round.
     return kept, partial(_restored, suffix, replace(prefix, tensors={}))
@@ -142,23 +149,41 @@ def _restored(
 
 
 def keep(prefix: Prefix, inputs: Arrays, count: int) -> Arrays:
-    """Run frozen layers on all samples, some at a time, and keep what the others need of them."""
+    """Run frozen layers on all samples, some at a time, and keep what the others need of them.
+
+    Where they are streamed, each block of layers runs on all samples before the next one does.
+    """
     spans = [slice(start, start + PREFIX_BATCH) for start in range(0, count, PREFIX_BATCH)]
-    kept = prefix.run(_rows(inputs, spans[0]))
+    between: list[Arrays | None] = [None] * len(spans)
+    for block in prefix.blocks():
+        if block.final:
+            return _join(block, inputs, count, spans, between)
+        for number, span in enumerate(spans):
+            between[number] = block.run(_rows(inputs, span), between[number])
+        del block  # with its weights, before those of the next one are loaded
+    raise RuntimeError("the last block of frozen layers must be final")
+
+
+def _join(
+    block: Prefix, inputs: Arrays, count: int, spans: list[slice], between: list[Arrays | None]
+) -> Arrays:
+    kept = block.run(_rows(inputs, spans[0]), between[0])
+    between[0] = None
     if len(spans) > 1:
         # Written to their place: to join them at the end would take all of them twice.
         first = kept
         kept = map_tensors(first, lambda one: one.new_empty(count, *one.shape[1:]))
         _write(kept, spans[0], first)
         del first
-        for span in spans[1:]:
-            _write(kept, span, prefix.run(_rows(inputs, span)))
+        for number, span in enumerate(spans[1:], start=1):
+            _write(kept, span, block.run(_rows(inputs, span), between[number]))
+            between[number] = None
     return kept
 
 
-def _run_base(base: Prefix, data: Examples) -> Arrays:
+def _keep_whole(prefix: Prefix, data: Examples) -> Arrays:
     # In one layout, whether they were just made or come from a file.
-    return map_tensors(keep(base, data.inputs, len(data)), lambda one: one.contiguous())
+    return map_tensors(keep(prefix, data.inputs, len(data)), lambda one: one.contiguous())
 
 
 def _rows(inputs: Arrays, span: slice) -> Arrays:
@@ -195,7 +220,7 @@ def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float
         orders,
         batch=settings.batch,
         limit=job.task.steps,
-        cached=settings.prefix == "cache" and sees_all(job),
+        cached=settings.prefix != "recompute" and sees_all(job),
         rule=rule,
     )
     if found is None:

@@ -88,6 +88,9 @@ class Reply:
     seconds: float = 0.0
     steps: int = 0  # τ_k
     chances: tuple[Chance, ...] = ()
+    staleness: int = 0  # server steps since the model that it started from; the clock stamps these three, too
+    discount: float = 1.0  # what the run's rule makes of the staleness: the update counts times this
+    sent: Tensors | None = None  # the weights that it started from, where the server has taken steps since
 
     @property
     def update(self) -> Tensors:

@@ -1,0 +1,251 @@
+"""A clock of events: devices start when free, replies arrive when they are ready, and the server steps by its rule.
+
+How long a device takes is known when it starts, so a server step can be laid out before anybody trains: who starts from
+which version of the model, who ends when, and whose replies are folded. What is in the air between two steps are plain
+values, which a checkpoint holds together with the versions of the model that those devices started from.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from fedpmt.methods.base import Round
+from fedpmt.resources import ROUNDING
+from fedpmt.seeds import Seeds
+from fedpmt.settings import parse_staleness
+from fedpmt.simulation.cohort import Places, Verdict, assign, draw_cohort, send_base
+from fedpmt.types import MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fedpmt.devices.fleet import Device
+    from fedpmt.records import Outcome
+    from fedpmt.simulation.cohort import Assignment
+    from fedpmt.simulation.loop import Federation, Progress
+    from fedpmt.training.messages import Reply
+
+MOST_LOST = 10
+"""A step ends when this many times as many replies are lost as devices are at work: it might wait for ever."""
+
+AHEAD = 2
+"""Replies per worker that are computed before they arrive."""
+
+Key = tuple[int, int, int]
+"""The version of the model that a device started from, the draw of that version, and the device."""
+
+
+@dataclass(frozen=True, order=True)
+class Flight:
+    """One device at work. Flights are ordered by their ends, and those that end together by their starts."""
+
+    ends: float  # when it replies or is given up, in virtual seconds
+    number: int  # devices that had started before it
+    device: int
+    level: int
+    version: int  # of the model that it started from: the server steps before
+    turn: int  # which draw of that version it was in
+    started: float
+    outcome: Outcome
+    gets_base: bool  # whether it had to download the model's frozen base
+
+    @property
+    def key(self) -> Key:
+        """What tells it apart from all others of a run."""
+        return self.version, self.turn, self.device
+
+
+@dataclass(frozen=True)
+class Flights:
+    """What is in the air between two server steps."""
+
+    devices: tuple[Flight, ...] = ()  # in order
+    versions: Mapping[int, Progress] = field(default_factory=dict)  # those that they started from
+    started: int = 0  # devices so far
+
+
+@dataclass
+class _Step:
+    """A server step that is being laid out."""
+
+    progress: Progress  # before it
+    flights: Flights
+    now: float
+    due: float  # when the server steps at the latest
+    air: list[Flight]  # a heap
+    ended: list[Flight] = field(default_factory=list)
+    arrived: int = 0
+    turn: int = 0  # draws so far
+    started: int = 0
+
+
+class EventClock:
+    """Lays out server steps. It keeps only what it could find out again: a resume begins with a new one."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._assignments: dict[Key, Assignment] = {}
+        self._computed: dict[Key, Reply] = {}
+
+    def open(self, progress: Progress) -> tuple[Progress, Round, list[Assignment], Verdict]:
+        """Let devices start and end until the server steps.
+
+        Returns:
+            The progress with what is in the air afterwards; the round; who has ended, in that order; and how.
+        """
+        flights = progress.flights or Flights()
+        now = progress.virtual_seconds
+        due = now + self._federation.interval
+        step = _Step(progress, flights, now, due, list(flights.devices), started=flights.started)
+        while step.turn == 0 or self._goes_on(step):
+            # With an interval, work is handed out when the server steps.
+            if step.turn == 0 or math.isinf(due):
+                self._start(step)
+            self._end_next(step)
+        assignments = [self._assignment(progress, flight) for flight in step.ended]
+        for flight in step.ended:
+            del self._assignments[flight.key]
+        round_ = self._round(progress.rounds, 0, [flight.device for flight in step.ended])
+        outcomes = tuple(flight.outcome for flight in step.ended)
+        return self._after(step), round_, assignments, Verdict(outcomes, step.now - now)
+
+    def _goes_on(self, step: _Step) -> bool:
+        """Whether the server does not step yet."""
+        settings = self._federation.settings
+        if math.isfinite(step.due):
+            return step.now < step.due
+        lost = len(step.ended) - step.arrived
+        short = step.arrived != settings.buffer and lost < MOST_LOST * (settings.concurrency or 1)
+        return short and bool(step.air)
+
+    def _start(self, step: _Step) -> None:
+        """Let as many devices start as there are places free, from the model as it is."""
+        federation, settings, index = self._federation, self._federation.settings, step.progress.rounds
+        busy = {flight.device for flight in step.air}
+        places = Places((settings.concurrency or 1) - len(step.air), step.started, busy)
+        turn, step.turn = step.turn, step.turn + 1
+        if places.free <= 0:
+            return
+        fleet = federation.fleet
+        if federation.traces is not None:
+            fleet = replace(fleet, reachable=federation.traces.reachable(step.now))
+        round_ = self._round(index, turn)
+        drawn = draw_cohort(settings, fleet, round_, places=places)
+        before = replace(step.progress, virtual_seconds=step.now)
+        holders, ended = step.progress.holders or {}, {flight.device for flight in step.ended}
+        asked = [
+            self._ask(before, device, round_, device.id not in holders and device.id not in ended)
+            for device in drawn
+        ]
+        verdict = federation.settle(asked, round_)
+        for one, outcome in zip(asked, verdict.outcomes, strict=True):
+            flight = self._flight(one, outcome, step.started)
+            self._assignments[flight.key] = one
+            step.started += 1
+            if one.able:
+                heapq.heappush(step.air, flight)
+            else:
+                # It says so at once, and its place stays free until the next event.
+                step.ended.append(flight)
+
+    def _end_next(self, step: _Step) -> None:
+        """Go to the next instant at which somebody ends, and let all that end in it do so, or to the step's end."""
+        if not step.air or step.air[0].ends > step.due * (1 + ROUNDING):
+            step.now = step.due if math.isfinite(step.due) else step.now
+            return
+        step.now = max(step.now, step.air[0].ends)
+        # Nobody starts anew between two that end together: their replies may make the server step.
+        while step.air and step.air[0].ends <= step.now and step.arrived != self._federation.settings.buffer:
+            flight = heapq.heappop(step.air)
+            step.ended.append(flight)
+            step.arrived += flight.outcome == "arrived"
+
+    def _after(self, step: _Step) -> Progress:
+        """The progress with what is in the air after a step, and the versions of the model that this needs."""
+        before = step.progress
+        needed = {flight.version for flight in step.air}
+        versions = {**step.flights.versions, before.rounds: replace(before, flights=None)}
+        kept = {version: one for version, one in versions.items() if version in needed}
+        return replace(before, flights=Flights(tuple(sorted(step.air)), kept, step.started))
+
+    def _round(self, index: int, turn: int, cohort: Sequence[int] = ()) -> Round:
+        federation = self._federation
+        seeds = Seeds(federation.settings.seed, index, turn=turn)
+        price, momentum = federation.planner.price, federation.momentum
+        return Round(index, price, seeds, tuple(cohort), momentum, federation.interval)
+
+    def _ask(self, progress: Progress, device: Device, round_: Round, gets_base: bool) -> Assignment:
+        """Give a device its task; the clock of `progress` shows when it starts."""
+        federation = self._federation
+        one = replace(assign(federation, progress, device, round_), started=progress.virtual_seconds)
+        if federation.has_base and gets_base:
+            (one,) = send_base(federation, replace(progress, holders=None), [one])
+        return one
+
+    def _flight(self, one: Assignment, outcome: Outcome, number: int) -> Flight:
+        started, deadline = one.started or 0.0, self._federation.settings.deadline
+        # One that fails is waited for as if it would still come.
+        seconds = one.seconds if deadline is None else min(one.seconds, deadline)
+        ends = started + one.base_seconds + seconds
+        gets_base = bool(one.base_bytes or one.base_operations)
+        device = one.device
+        return Flight(
+            ends, number, device.id, device.level, one.version, one.turn, started, outcome, gets_base
+        )
+
+    def _assignment(self, progress: Progress, flight: Flight) -> Assignment:
+        """What a device was asked to do; after a resume it is found again from the model that it started from."""
+        if flight.key not in self._assignments:
+            federation, flights = self._federation, progress.flights or Flights()
+            before = flights.versions.get(flight.version, progress)
+            device = federation.fleet.device(flight.device)
+            if federation.settings.level_draw == "round":
+                device = federation.fleet.at_level(flight.device, flight.level)
+            round_ = self._round(flight.version, flight.turn)
+            before = replace(before, virtual_seconds=flight.started)
+            self._assignments[flight.key] = self._ask(before, device, round_, flight.gets_base)
+        return self._assignments[flight.key]
+
+    def train(self, arrived: Sequence[Assignment], progress: Progress) -> Iterator[Reply]:
+        """The replies of a step in the order of their arrival, each with how late it is.
+
+        Several workers also compute those that arrive next: which ones these are is known, and so is what they train.
+        """
+        federation, computed = self._federation, self._computed
+        discount = parse_staleness(federation.settings.staleness)
+        missing = [one for one in arrived if _key(one) not in computed]
+        batch = [*missing, *self._next(progress, self._ahead - len(missing))] if missing else []
+        found = zip(batch, federation.train(batch), strict=True)
+        for one in arrived:
+            while _key(one) not in computed:
+                other, reply = next(found)
+                computed[_key(other)] = reply
+            late = progress.rounds - one.version
+            sent = one.task.tensors.get(MODEL) if late else None
+            yield replace(computed.pop(_key(one)), staleness=late, discount=discount(late), sent=sent)
+        computed.update((_key(other), reply) for other, reply in found)
+
+    @property
+    def _ahead(self) -> int:
+        settings = self._federation.settings
+        workers = 1 if settings.executor == "plain" else settings.workers or os.cpu_count() or 1
+        return 0 if workers == 1 else AHEAD * workers
+
+    def _next(self, progress: Progress, count: int) -> list[Assignment]:
+        """Those that arrive next and are not computed yet."""
+        flights = progress.flights or Flights()
+        waiting = (
+            flight
+            for flight in flights.devices
+            if flight.outcome == "arrived" and flight.key not in self._computed
+        )
+        return [self._assignment(progress, flight) for flight in islice(waiting, max(0, count))]
+
+
+def _key(one: Assignment) -> Key:
+    return one.version, one.turn, one.device.id

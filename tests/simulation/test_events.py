@@ -1,0 +1,436 @@
+"""The clock of events: who starts and ends when, what the server folds, and what a kill in between leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+import torch
+from matplotlib.patches import Rectangle
+from torch import nn
+
+import fedpmt
+from fedpmt import api
+from fedpmt.data.sets import embedded
+from fedpmt.methods.registry import METHODS, method_class
+from fedpmt.records import CHECKPOINT
+from fedpmt.report.figures import busy, choose_round
+from fedpmt.report.groups import group_runs
+from fedpmt.simulation.assemble import assemble
+from fedpmt.simulation.callbacks import scalars
+from fedpmt.simulation.checkpoint import read_value
+from fedpmt.testing.bench import Bench, samples
+from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from fedpmt.records import DeviceRecord, RunRecord
+
+SMALL: dict[str, Any] = {
+    "devices": 10,
+    "samples": 20,
+    "cohort": 5,
+    "batch": 10,
+    "rounds": 6,
+    "lr": 0.1,
+    "eval_every": 9,
+}
+EVENTS: dict[str, Any] = {**SMALL, "clock": "events"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _read_once() -> Iterator[None]:
+    """Reading the built-in images is most of what a tiny run takes."""
+    with mock.patch.object(embedded, "_table", functools.cache(embedded._table)):
+        yield
+
+
+def replies(run: RunRecord) -> list[DeviceRecord]:
+    return [device for record in run.rounds for device in record.devices]
+
+
+def weights(run: RunRecord) -> str:
+    assert run.result is not None
+    return run.result.weights_sha256
+
+
+# Who starts and ends when
+
+
+def test_two_devices_by_hand() -> None:
+    """One takes 10 s and one 20 s, and the server steps at each reply.
+
+    The fast one replies at 10 and starts again from version 1. At 20 both are ready: the slow one, which started
+    first, makes version 2, and the fast one, then a step late, version 3 in the same instant.
+    """
+    run = fedpmt.run(
+        "fedavg", fleet=[1.0, 0.5], samples=20, cohort=2, batch=10, rounds=5, clock="events", buffer=1
+    )
+    found = [
+        (record.virtual_seconds, one.device, one.started, one.version, one.staleness)
+        for record in run.rounds
+        for one in record.devices
+    ]
+    assert found == [
+        (10, 0, 0, 0, 0),
+        (20, 1, 0, 0, 1),
+        (20, 0, 10, 1, 1),
+        (30, 0, 20, 3, 0),
+        (40, 1, 20, 2, 2),
+    ]
+    assert [record.round_seconds for record in run.rounds] == [10, 10, 0, 10, 10]
+
+
+def test_places_are_filled_at_once_and_no_device_twice() -> None:
+    run = fedpmt.run("fedavg", **{**EVENTS, "rounds": 20, "buffer": 2, "concurrency": 4})
+    spans = [(one.started or 0.0, (one.started or 0.0) + one.seconds, one.device) for one in replies(run)]
+    assert len({one.device for one in replies(run)}) == 10
+    end = run.rounds[-1].virtual_seconds
+    for moment in (start for start, _, _ in spans if start < end / 2):
+        busy = [device for start, stop, device in spans if start <= moment < stop]
+        assert len(busy) == len(set(busy)) <= 4
+    assert all(
+        one.staleness == record.round - 1 - (one.version or 0)
+        for record in run.rounds
+        for one in record.devices
+    )
+
+
+def test_levels_are_started_in_turn_where_they_are_drawn() -> None:
+    run = fedpmt.run("fedavg", **{**EVENTS, "rounds": 30}, buffer=1, level_draw="round")
+    started = sorted((one.started or 0.0, one.device, one.level) for one in replies(run))[:20]
+    assert all(3 <= sum(level == wanted for _, _, level in started) <= 5 for wanted in range(1, 6))
+
+
+def test_the_server_steps_every_interval_and_hands_out_work_only_then() -> None:
+    run = fedpmt.run("fedavg", **EVENTS, step_every=25)
+    assert [record.virtual_seconds for record in run.rounds] == [25 * step for step in range(1, 7)]
+    assert {(one.started or 0.0) % 25 for one in replies(run)} == {0}
+    assert {one.staleness for one in replies(run)} == {0, 1}  # the slowest need 50 s
+    half = fedpmt.run("fedavg", **EVENTS, step_every="fastest:0.5")
+    assert half.rounds[0].round_seconds == 30  # 10, 20, 30, 40 and 50 s, two devices each
+
+
+def test_lost_replies_take_a_place_and_are_never_folded() -> None:
+    run = fedpmt.run("fedavg", **{**EVENTS, "rounds": 12}, buffer=2, failure=0.3, deadline=45)
+    outcomes = {one.outcome for one in replies(run)}
+    assert outcomes == {"arrived", "failed", "late"}
+    assert all(sum(one.outcome == "arrived" for one in record.devices) == 2 for record in run.rounds)
+    assert all(one.staleness is None and not one.bytes_up for one in replies(run) if one.outcome != "arrived")
+    # Those on the slowest level are given up after 45 of 50 s; one that fails has done all of its work.
+    lost = [one for one in replies(run) if one.outcome != "arrived"]
+    assert max(one.seconds for one in lost) == 50
+    wasted = sum(one.operations * min(1.0, 45 / one.seconds) for one in lost)
+    assert sum(record.wasted_operations for record in run.rounds) == pytest.approx(wasted)
+
+
+def test_a_run_ends_though_nobody_ever_arrives() -> None:
+    run = fedpmt.run("fedavg", **{**EVENTS, "rounds": 2}, buffer=2, deadline=1)
+    assert {one.outcome for one in replies(run)} == {"late"}
+    assert len(run.rounds) == 2
+    small = [fedpmt.Device(speed=1, memory_mib=0.001, count=10)]
+    run = fedpmt.run("fedavg", **{**EVENTS, "rounds": 2}, buffer=2, fleet=small)
+    assert {one.outcome for one in replies(run)} == {"failed"}
+    assert run.rounds[-1].virtual_seconds == 0
+
+
+def test_whoever_cannot_be_reached_does_not_start() -> None:
+    trace = [
+        {"client": str(device), "start": 100 * (device // 5), "end": 100 + 100 * (device // 5)}
+        for device in range(10)
+    ]
+    run = fedpmt.run("fedpmt", **{**EVENTS, "rounds": 40}, buffer=2, availability_trace=trace)
+    for one in replies(run):
+        start = one.started or 0.0
+        assert 100 * (one.device // 5) <= start < 100 + 100 * (one.device // 5)
+        assert one.outcome == "failed" or start + one.seconds <= 100 + 100 * (one.device // 5) + 1e-6
+    assert run.result is not None
+    assert run.result.stopped == "unreachable"
+
+
+# What is folded
+
+
+@pytest.mark.parametrize("sampling", ["stratified", "uniform"])
+@pytest.mark.parametrize("method", ["fedavg", "fedpmt", "fedbuff"])
+def test_equal_speeds_and_a_buffer_as_large_as_the_cohort_are_rounds(method: str, sampling: Any) -> None:
+    """To the bit: all replies of a step arrive together, none of them late. All devices have as many samples."""
+    same = {**SMALL, "levels": "1", "sampling": sampling}
+    asynchronous = fedpmt.run(method, **same, clock="events", buffer=5, concurrency=5)
+    rounds = fedpmt.run("fedpmt" if method == "fedpmt" else "fedavg", **same)
+    assert weights(asynchronous) == weights(rounds)
+    assert [one.virtual_seconds for one in asynchronous.rounds] == [
+        one.virtual_seconds for one in rounds.rounds
+    ]
+    assert {one.staleness for one in replies(asynchronous)} == {0}
+
+
+def fold(method: fedpmt.Method[Any, Any], late: int, discount: float) -> tuple[dict[str, torch.Tensor], ...]:
+    """The model that two devices were sent, the server's meanwhile, its next one, and the devices' differences.
+
+    The first reply is late, the second is not.
+    """
+    bench = Bench(method)
+    sent = dict(bench.tensors)
+    stale = bench.reply(0)
+    bench.state = bench.aggregate([bench.reply(2)]).state
+    now, fresh = dict(bench.tensors), bench.reply(1, 1)
+    stale = replace(stale, staleness=late, discount=discount, sent=sent)
+    after = dict(bench.aggregate([stale, fresh], 1).state.tensors)
+    return sent, now, after, dict(stale.update), dict(fresh.update)
+
+
+def test_fedbuff_discounts_what_is_late() -> None:
+    """w + (s Δ_1 + Δ_2) / K, with s = 1 / sqrt(1 + 3): not divided by the sum of the discounts."""
+    _, now, after, stale, fresh = fold(fedpmt.FedBuff(), 3, 0.5)
+    for name, tensor in now.items():
+        torch.testing.assert_close(after[name], tensor + (0.5 * stale[name] + fresh[name]) / 2)
+
+
+def test_fedasync_mixes_models_and_not_differences() -> None:
+    """w + α (s (w_1 - w) + (w_2 - w)) / 2, with w_1 = w_τ + Δ_1; with one reply (1 - α s) w + α s w_1."""
+    sent, now, after, stale, fresh = fold(fedpmt.FedAsync(mixing=0.8), 3, 0.5)
+    for name, tensor in now.items():
+        theirs = sent[name] + stale[name]
+        torch.testing.assert_close(after[name], tensor + 0.8 * (0.5 * (theirs - tensor) + fresh[name]) / 2)
+    bench = Bench(fedpmt.FedAsync(mixing=0.8))
+    reply, before = bench.reply(0), dict(bench.tensors)
+    now = {name: tensor + 1 for name, tensor in before.items()}
+    bench.state = replace(bench.state, tensors=now)
+    after = bench.aggregate([replace(reply, staleness=3, discount=0.5, sent=before)]).state.tensors
+    for name, tensor in now.items():
+        torch.testing.assert_close(after[name], 0.6 * tensor + 0.4 * (before[name] + reply.update[name]))
+
+
+def test_timelyfl_asks_for_what_fits_into_the_interval() -> None:
+    """Of devices that need 10 to 50 s, in 30 s the fastest trains 3 epochs and the slowest the last layers."""
+    run = fedpmt.run("timelyfl", **SMALL)
+    assert run.settings["step_every"] == "fastest:0.5"
+    parts = {one.level: one.part for one in replies(run)}
+    assert parts == {1: "depth 2", 2: "depth 3", 3: "depth 4", 4: "depth 4", 5: "depth 4, 3 epochs"}
+    assert {one.staleness for one in replies(run)} == {0}
+    assert all(one.seconds <= 30 * (1 + 1e-9) for one in replies(run))
+    # A run of two epochs has no more of them where there is time for one alone.
+    longer = fedpmt.run("timelyfl", **{**SMALL, "rounds": 2}, epochs=2, step_every=30)
+    parts = {one.level: one.part for one in replies(longer)}
+    assert (parts[3], parts[5]) == ("depth 4, 1 epoch", "depth 4, 3 epochs")
+
+
+def test_a_late_reply_counts_by_the_rule_that_is_set() -> None:
+    found = {
+        rule: weights(fedpmt.run("fedbuff", **SMALL, staleness=rule))
+        for rule in ("polynomial:0.5", "constant", "hinge:10,100", "hinge:10,0")
+    }
+    assert found["constant"] == found["hinge:10,100"]
+    assert len(set(found.values())) == 3
+    assert found["polynomial:0.5"] == weights(fedpmt.run("fedbuff", **SMALL))
+
+
+# What a kill leaves behind
+
+
+def base_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16).requires_grad_(False), nn.ReLU(), nn.Linear(16, 3))
+
+
+TROUBLES: dict[str, dict[str, Any]] = {
+    "failures": {"failure": 0.2, "deadline": 45, "availability": 0.8},
+    "levels and drift": {"level_draw": "round", "drift": "3,4"},
+    "measured speeds": {"speeds": "measured", "drift": "2,5", "failure": 0.1},
+    "an interval": {"buffer": None, "step_every": 22, "drift": "2,5"},
+    "traces": {
+        "speed_trace": [
+            {"client": str(device), "time": at, "speed": 1 / (1 + (device + at) % 3)}
+            for device in range(10)
+            for at in (0, 40, 90)
+        ]
+    },
+    "a frozen base": {"model": base_net},
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_interrupted_and_resumed_with_the_same_devices_in_the_air(trouble: str, tmp_path: Path) -> None:
+    """With one worker at first and with three afterwards; a device may start several times from one version."""
+    given = {**EVENTS, "buffer": 3, "checkpoint_seconds": 1000, **TROUBLES[trouble]}
+    if "model" in given:
+        train, test = (samples(count, (1, 8, 8), seed=count) for count in (200, 40))
+        arrays = {
+            key: (one.inputs.numpy(), one.targets.numpy()) for key, one in (("train", train), ("test", test))
+        }
+        given |= {"model": given["model"](), **arrays}
+    whole = fedpmt.run("fedpmt", out=tmp_path / "whole", workers=2, **given)
+
+    def stop(record: Any) -> None:
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedpmt.run("fedpmt", out=tmp_path / "parts", on_round=stop, workers=1, **given)
+    flights = read_value(tmp_path / "parts" / CHECKPOINT).progress.flights
+    assert flights.devices
+    assert {flight.version for flight in flights.devices} == set(flights.versions)
+    resumed = fedpmt.run("fedpmt", out=tmp_path / "parts", resume=True, workers=3, **given)
+    assert resumed.rounds == whole.rounds
+    assert weights(resumed) == weights(whole)
+    later = {(one.device, one.version, one.started) for one in replies(resumed)}
+    ended = [flight for flight in flights.devices if flight.ends <= whole.rounds[-2].virtual_seconds]
+    assert ended
+    assert {(flight.device, flight.version, flight.started) for flight in ended} <= later
+
+
+def test_a_device_that_starts_twice_from_one_version_does_other_work(tmp_path: Path) -> None:
+    """The fast device replies three times before the first step: other orders of its samples, other updates."""
+    settings = api.settings_of(
+        {
+            "method": "fedavg",
+            "fleet": [1.0, 0.2],
+            "samples": 20,
+            "cohort": 2,
+            "batch": 10,
+            "clock": "events",
+            "buffer": 3,
+        }
+    )
+    with assemble(settings, api.task_problem(settings), api.method_of(settings), tmp_path) as federation:
+        progress, _, assignments, verdict = federation.events.open(federation.start())
+        assert [(one.device.id, one.version, one.turn) for one in assignments] == [
+            (0, 0, 0),
+            (0, 0, 1),
+            (0, 0, 2),
+        ]
+        found = list(federation.events.train(assignments, progress))
+    assert verdict.round_seconds == 30
+    sums = {float(reply.update[name].sum()) for reply in found for name in sorted(reply.update)[:1]}
+    assert len(sums) == 3
+
+
+def test_a_report_shows_overlaps_and_names_clocks_in_few_words() -> None:
+    runs = [
+        fedpmt.run("fedavg", **SMALL),
+        fedpmt.run("fedbuff", **SMALL, buffer=3),
+        fedpmt.run("timelyfl", **SMALL),
+    ]
+    assert [group.line for group in group_runs(runs)] == [
+        "fedavg · clock rounds",
+        "fedbuff · clock events · buffer 3",
+        "timelyfl · clock events · step every fastest:0.5",
+    ]
+    assert [group.line for group in group_runs(runs[:2])] == [
+        "fedavg · clock rounds",
+        "fedbuff · clock events",
+    ]
+    alone, stepped, _ = choose_round(runs)
+    assert alone == runs[0].rounds[-1]
+    assert [one.device for one in stepped.devices] == [one.device for one in replies(runs[1])]
+    assert stepped.round_seconds == runs[1].rounds[-1].virtual_seconds
+    figure = busy(runs)
+    shown = {round(60 * bar.get_x()) for bar in figure.axes[1].patches if isinstance(bar, Rectangle)}
+    assert {round(one.started or 0.0) for one in replies(runs[1])} <= shown
+    assert scalars(runs[1].rounds[-1])["staleness"] > 0
+    assert "staleness" not in scalars(runs[0].rounds[-1])
+
+
+# What it refuses, and what it costs
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "another clock": ({"buffer": 3}, "buffer = 3 needs clock = 'events'"),
+    "its rule": ({"staleness": "constant"}, "staleness = constant needs clock = 'events'"),
+    "two rules": ({"clock": "events", "buffer": 3, "step_every": 5}, "the server steps by one of them"),
+    "too many": ({"clock": "events", "concurrency": 11}, "concurrency = 11 is more than the fleet"),
+    "over-selection": ({"clock": "events", "over_select": 1.5}, "over-select = 1.5 needs clock = 'rounds'"),
+    "privacy": ({"clock": "events", "dp_clip": 1.0}, "dp-clip = 1 needs clock = 'rounds'"),
+    "no number": ({"clock": "events", "step_every": "soon"}, "step-every = 'soon'"),
+    "no share": ({"clock": "events", "step_every": "fastest:2"}, "step-every = 'fastest:2' must be"),
+    "no function": ({"clock": "events", "staleness": "linear:1"}, "staleness = 'linear:1' must be"),
+    "no interval": ({"method": "timelyfl", "clock": "events", "buffer": 3}, "timelyfl fits work to it"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_combined_is_refused_in_one_line(case: str) -> None:
+    given, reason = REFUSED[case]
+    with pytest.raises(SettingError) as caught:
+        api.make_request(
+            given.get("method", "fedavg"),
+            {**SMALL, **{key: one for key, one in given.items() if key != "method"}},
+        )
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+ON_EVENTS = {
+    "fedavg", "fedpmt", "feddrop", "heterofl", "fedrolex", "fedprox", "fedra", "fedasync", "fedbuff", "timelyfl",
+    "embracingfl", "fedolf", "salf", "fedpart", "cocofl", "fedel", "fiarse",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_run_on_it_or_refuse_in_one_line(name: str) -> None:
+    if name in ON_EVENTS:
+        api.check(api.settings_of({"method": name, "clock": "events"}))
+        return
+    with pytest.raises(SettingError, match=f"clock = 'events' cannot be combined with {name}: .+") as caught:
+        api.check(api.settings_of({"method": name, "clock": "events"}))
+    assert "\n" not in str(caught.value)
+    assert not method_class(name)().traits.events
+
+
+def test_real_devices_have_no_virtual_clock() -> None:
+    deployment = pytest.importorskip("fedpmt.flower.deployment")
+    with pytest.raises(SettingError, match="clock = 'events' is refused: only the simulator has it"):
+        deployment.refuse_simulated(api.settings_of({"method": "fedbuff"}))
+
+
+@dataclass(frozen=True)
+class Choosy(fedpmt.FedAvg):
+    """Asks the same two devices in every round."""
+
+    def cohort(self, state: Any, round: Any) -> Sequence[int]:
+        return [0, 1]
+
+
+def test_a_method_that_chooses_its_devices_is_refused() -> None:
+    with pytest.raises(SettingError, match="it chooses its devices itself"):
+        api.make_request(Choosy(), EVENTS)
+
+
+@pytest.mark.slow
+def test_a_step_costs_what_its_replies_cost_in_a_fleet_of_a_million(tmp_path: Path) -> None:
+    """Starting takes seconds; a second of one processor is worth at least 0.9 of the replies that rounds make of it."""
+    fleet = {
+        "devices": 1_000_000,
+        "samples": 60,
+        "cohort": 20,
+        "partition": "iid:replace",
+        "batch": 10,
+        "workers": 1,
+    }
+    events = {"clock": "events", "buffer": 20, "concurrency": 100}
+    rates: list[list[float]] = [[], []]
+    with contextlib.ExitStack() as stack:
+        federations, reached = [], []
+        for given in ({"clock": "rounds"}, events):
+            begun = time.monotonic()
+            settings = api.settings_of({"method": "fedbuff", "eval_every": 1000, **fleet, **given})
+            problem, method = api.task_problem(settings), api.method_of(settings)
+            federations.append(stack.enter_context(assemble(settings, problem, method, tmp_path)))
+            reached.append(federations[-1].play(federations[-1].start())[0])
+            assert time.monotonic() - begun < 20
+        # In turn, since what a second is worth changes from one to the next.
+        for _ in range(10):
+            for place, federation in enumerate(federations):
+                first, counted = time.process_time(), 0
+                for _ in range(3):
+                    reached[place], record = federation.play(reached[place])
+                    counted += len(record.devices)
+                rates[place].append(counted / (time.process_time() - first))
+    assert max(rates[1]) >= 0.9 * max(rates[0]), rates
