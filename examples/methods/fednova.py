@@ -10,6 +10,7 @@ With momentum, τ_k is how often the device's gradients stand in w_k - w all tog
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from fedpmt.methods import (
     UPDATE,
@@ -19,7 +20,6 @@ from fedpmt.methods import (
     Gather,
     LocalWork,
     MeanFold,
-    Normalise,
     Outcome,
     Part,
     PartAveraging,
@@ -50,7 +50,7 @@ class CountedSteps(LocalWork[None]):
 class FedNova(PartAveraging):
     """Every device trains the whole model in as many steps as it can afford; the server evens them out."""
 
-    normalise: Normalise = "steps"  # none: the plain mean of FedAvg
+    normalise: Literal["none", "steps", "draws"] = "steps"  # none: the plain mean of FedAvg
 
     @property
     def traits(self) -> Traits:

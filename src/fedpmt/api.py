@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from fedpmt import records
 from fedpmt.data.registry import is_own, with_samples
-from fedpmt.methods.averaging import PLAIN
 from fedpmt.methods.registry import (
     METHODS,
     create,
@@ -826,6 +825,8 @@ def _check_clock(settings: Settings, method: Method[Any, Any]) -> None:
 
 def _check_shared(settings: Settings, method: Method[Any, Any]) -> None:
     """Refuse settings of a method's fields where it has none of that name."""
+    from fedpmt.methods.averaging import PLAIN
+
     name, taken = settings.method, _shared_fields(settings, method)
     if settings.server_optimizer != "none" and "server" not in taken:
         raise SettingError(

@@ -106,6 +106,7 @@ def test_options_are_fields_that_text_can_express(module: str) -> None:
     name = f"{module}:Mine"
     assert {key: default for key, (_, default) in fields(name).items()} == {
         "weight": "uniform",
+        "normalise": "none",
         "kind": "a",
         "share": 0.5,
         "count": 3,
@@ -162,7 +163,8 @@ def test_the_command_line_lists_and_runs_them(
 
     assert program(["methods", "--json"]) == 0
     said = capsys.readouterr()
-    assert json.loads(said.out)["mine"] == {"weight": "uniform", "kind": "a", "share": 0.5, "count": 3}
+    own = {"weight": "uniform", "normalise": "none", "kind": "a", "share": 0.5, "count": 3}
+    assert json.loads(said.out)["mine"] == own
     assert "'broken'" in said.err
     flags = [f"--{key}={value}" for key, value in SMALL.items()]
     for name, option, folder in (("mine", "mine.count=4", "one"), (f"{offered}:Mine", "mine.count=4", "two")):

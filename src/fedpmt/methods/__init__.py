@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from fedpmt.methods.averaging import Averaged as Averaged
     from fedpmt.methods.averaging import Composed as Composed
     from fedpmt.methods.averaging import MeanFold as MeanFold
-    from fedpmt.methods.averaging import Normalise as Normalise
     from fedpmt.methods.averaging import PartAveraging as PartAveraging
     from fedpmt.methods.averaging import send as send
     from fedpmt.methods.averaging import weight_of as weight_of
@@ -48,7 +47,6 @@ _HOMES = {
         "Averaged",
         "Composed",
         "MeanFold",
-        "Normalise",
         "PartAveraging",
         "send",
         "weight_of",
