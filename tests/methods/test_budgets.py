@@ -60,7 +60,7 @@ PER_DEVICE = ("fedpmt", "feddrop", "heterofl", "fedrolex", "fjord", "fedmp", "is
 ACTIONS = {
     **dict.fromkeys(PER_DEVICE, dict.fromkeys(RESOURCES, "device")),
     **dict.fromkeys(("fedavg", "scaffold", "slimfl"), dict.fromkeys(RESOURCES, "none")),
-    "fedprox": {**dict.fromkeys(RESOURCES, "none"), "operations": "work", "time": "work"},
+    "fedprox": {**dict.fromkeys(RESOURCES, "none"), "operations": "work", "time": "work", "energy": "work"},
     "prunefl": {**dict.fromkeys(RESOURCES, "shared"), "memory": "none"},
     "feddf": dict.fromkeys(RESOURCES, "device"),
     "comet": {**dict.fromkeys(RESOURCES, "device"), "bytes": "none", "upload": "none"},
@@ -88,11 +88,13 @@ RUN: dict[str, Any] = {
 
 @cache
 def priced() -> Federation:
-    """FedAvg on CNN-MNIST, four levels, with links that are slow enough to matter; nobody trains."""
+    """FedAvg on CNN-MNIST, four levels, with links slow enough to matter, and watts; nobody trains."""
     chosen = api.settings_of({**RUN, "method": "fedavg"})
     with assemble(chosen, api.paper_problem_of(chosen), api.method_of(chosen), Path(mkdtemp())) as made:
         links = np.array([2e4, 3e4, 1e5, 1e9] * 2)
-        return replace(made, fleet=replace(make_fleet(chosen), uplinks=links, downlinks=4 * links))
+        watts = np.array([[2.0, 1.0, 0.2], [3.0, 0.5, 0.2], [4.0, 2.0, 0.0], [60.0, 5.0, 20.0]] * 2)
+        fleet = replace(make_fleet(chosen), uplinks=links, downlinks=4 * links, watts=watts)
+        return replace(made, fleet=fleet)
 
 
 def federation(name: str, **options: Any) -> Federation:
@@ -176,9 +178,10 @@ def takes(made: Federation, part: Part, device: int) -> float:
     if resource == "operations":
         cached = made.planner.price.cached
         return cost.round_operations(samples=40, epochs=chosen.epochs, batch=chosen.batch, cached=cached)
-    if resource == "time":
+    if resource in ("time", "energy"):
         times = made.planner.times
-        return times.training(place, cost, 40) + times.transfer(place, down, up)
+        training, transfer = times.training(place, cost, 40), times.transfer(place, down, up)
+        return training + transfer if resource == "time" else made.fleet.watts[device, :2] @ (training, transfer)  # type: ignore[index]
     return float({"bytes": down + up, "upload": up, "memory": cost.memory_bytes}[resource])
 
 
@@ -252,14 +255,15 @@ def test_fedpmt_matched_against_itself_has_its_own_depths(resource: str, prefix:
         assert used == pytest.approx(budget, rel=1e-12)
 
 
-@pytest.mark.parametrize("budget", ["operations", "operations=0.3", "time", "time=4s"])
+@pytest.mark.parametrize("budget", ["operations", "operations=0.3", "time", "time=4s", "energy=12J"])
 def test_fedprox_takes_as_many_steps_as_are_paid_for(budget: str) -> None:
     made = under("fedprox", budget)
     for device in range(LEVELS):
         one, used, limit = ask(made, device)
         steps = one.task.steps or 8
         whole = takes(made, full(made.problem.model.structure), device)
-        fixed = one.transfer if budget.startswith("time") else 0.0
+        sending = {"time": 1.0, "energy": one.device.watts.sending if one.device.watts else 0.0}
+        fixed = one.transfer * sending.get(budget.partition("=")[0], 0.0)
         assert used == pytest.approx((whole - fixed) * steps / 8 + fixed, rel=1e-9)
         assert used <= limit * (1 + ROUNDING) or steps == 1
         assert steps == 8 or (whole - fixed) * (steps + 1) / 8 + fixed > limit
