@@ -116,7 +116,9 @@ class DeviceRecord(Record):
     operations: float = 0.0
     reason: str = ""  # why the reply of a real device did not count
     memory_bytes: int = 0  # at its peak
-    joules: float | None = None  # that it spent on training and transfer; None where the fleet states no watts
+    joules: float | None = (
+        None  # that it spent on training and transfer; None where the fleet states no watts
+    )
     idle_joules: float | None = None  # that it spent waiting for the round to end
     used: float | None = (
         None  # of what the run's budget limits, in operations, seconds, bytes or joules of this round

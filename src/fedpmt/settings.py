@@ -215,7 +215,8 @@ class Settings(BaseModel):
         None,
         description="what each method may spend on a device: operations, time, bytes, upload, memory or energy, as "
         "much as FedPMT's depth takes there; or a share of the whole model, as operations=0.4, an amount, as time=20s, "
-        "memory=8MiB, energy=5J, or one for each level, as upload=0.2,0.5,1. Default: operations, as the methods match them",
+        "memory=8MiB, energy=5J, or one for each level, as upload=0.2,0.5,1. Default: operations, as the "
+        "methods match them",
     )
     full_seconds: float = Field(10.0, gt=0, description="seconds for one epoch of the full model at speed 1")
     mode: Literal["exact", "paper"] = Field("exact", description="how operations are counted")

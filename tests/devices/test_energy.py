@@ -79,7 +79,7 @@ def test_a_budget_is_kept_by_every_device(method: str, budget: str) -> None:
     for device in (one for step in run.rounds for one in step.devices):
         assert device.used is not None
         assert device.budget is not None
-        assert 0 < device.used
+        assert device.used > 0
         assert not device.over_budget
         if budget == "energy=30J":
             assert device.budget == 30.0
@@ -137,7 +137,10 @@ def test_watts_are_columns_of_a_fleet() -> None:
         ([FAST, {"speed": 1}], r"fleet\[1\]: watts_computing must be stated for all devices"),
         ([{"speed": 1, "watts_idle": 2}], r"fleet\[0\]: watts_computing must be stated"),
         ([{"speed": 1, "watts_computing": 0}], "watts_computing = '0' is refused: a positive number"),
-        ([{"speed": 1, "watts_computing": 1, "watts_idle": -1}], "watts_idle = '-1' is refused: 0, a positive"),
+        (
+            [{"speed": 1, "watts_computing": 1, "watts_idle": -1}],
+            "watts_idle = '-1' is refused: 0, a positive",
+        ),
         ([{"speed": 1, "watts": 1}], "column = 'watts' is unknown"),
     ],
 )
@@ -149,6 +152,11 @@ def test_watts_that_cannot_be_used_are_refused(rows: list[Any], message: str) ->
 @pytest.mark.parametrize("fleet", [None, [1, "1/2"]])
 def test_a_budget_of_energy_needs_watts(fleet: list[Any] | None) -> None:
     given: dict[str, Any] = {} if fleet is None else {"fleet": fleet}
-    for ask in (lambda: fedpmt.run("fedpmt", budget="energy=5J", **given), lambda: fedpmt.plan(budget="energy", **given)):
-        with pytest.raises(SettingError, match=r"budget = 'energy.*' needs a fleet that states watts_computing"):
+    for ask in (
+        lambda: fedpmt.run("fedpmt", budget="energy=5J", **given),
+        lambda: fedpmt.plan(budget="energy", **given),
+    ):
+        with pytest.raises(
+            SettingError, match=r"budget = 'energy.*' needs a fleet that states watts_computing"
+        ):
             ask()

@@ -181,7 +181,9 @@ def takes(made: Federation, part: Part, device: int) -> float:
     if resource in ("time", "energy"):
         times = made.planner.times
         training, transfer = times.training(place, cost, 40), times.transfer(place, down, up)
-        return training + transfer if resource == "time" else made.fleet.watts[device, :2] @ (training, transfer)  # type: ignore[index]
+        return (
+            training + transfer if resource == "time" else made.fleet.watts[device, :2] @ (training, transfer)
+        )  # type: ignore[index]
     return float({"bytes": down + up, "upload": up, "memory": cost.memory_bytes}[resource])
 
 

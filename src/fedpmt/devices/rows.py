@@ -94,7 +94,9 @@ def read_devices(source: Any) -> list[Device]:
     if any(getattr(one, column) is not None for one in devices for column in WATTS):
         for (place, _), one in zip(rows, devices, strict=True):
             if one.watts_computing is None:
-                raise SettingError(f"{place}: watts_computing must be stated for all devices, or no watts for any")
+                raise SettingError(
+                    f"{place}: watts_computing must be stated for all devices, or no watts for any"
+                )
     return devices
 
 

@@ -103,9 +103,7 @@ class FedProx(PartAveraging):
         if not self.partial or client.plan is None:
             return client.steps
         limit = client.plan.limit
-        limit = Resources.limit(
-            operations=limit.operations, seconds=limit.seconds, joules=limit.joules
-        )
+        limit = Resources.limit(operations=limit.operations, seconds=limit.seconds, joules=limit.joules)
         return max(1, client.plan.meter.affordable(part, limit))
 
     def neutral(self) -> Self:
