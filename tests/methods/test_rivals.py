@@ -323,7 +323,7 @@ def test_at_least_one_weight_is_kept() -> None:
         (
             DepthFL,
             {"dynamic": 0.1, "server": fedpmt.Momentum()},
-            r"depthfl\.dynamic must be 0 with a server optimizer \(got 0\.1\)",
+            r"depthfl\.dynamic must be 0 with a server optimizer or a robust mean \(got 0\.1\)",
         ),
     ],
 )
@@ -417,3 +417,13 @@ def test_fedepth_takes_as_few_blocks_as_fit_into_memory(share: float, count: int
 def test_other_settings_keep_the_contract(method: Any) -> None:
     checks = [check for check in ON_A_BENCH if check is not server_optimizer_skips_uncovered_entries]
     check_method(method, checks=checks)
+
+
+def test_a_robust_mean_reaches_first_layers_and_exits() -> None:
+    bench = Bench(DepthFL(mean="median"), deep_net())
+    replies = [bench.reply(device) for device in range(3)]
+    replies[0] = replace(replies[0], tensors={"update": {n: -100 * d for n, d in replies[0].update.items()}})
+    after, honest = bench.aggregate(replies).state.tensors, bench.aggregate(replies[1:]).state.tensors
+    largest = max(float(change.abs().max()) for reply in replies[1:] for change in reply.update.values())
+    for name in ("1.weight", "exits.1.weight"):
+        assert float((after[name] - honest[name]).abs().max()) <= 2 * largest

@@ -187,9 +187,10 @@ def fold(method: fedpmt.Method[Any, Any], late: int, discount: float) -> tuple[d
     return sent, now, after, dict(stale.update), dict(fresh.update)
 
 
-def test_fedbuff_discounts_what_is_late() -> None:
-    """w + (s Δ_1 + Δ_2) / K, with s = 1 / sqrt(1 + 3): not divided by the sum of the discounts."""
-    _, now, after, stale, fresh = fold(fedpmt.FedBuff(), 3, 0.5)
+@pytest.mark.parametrize("mean", ["plain", "clipped:1000", "median"])
+def test_fedbuff_discounts_what_is_late(mean: str) -> None:
+    """w + (s Δ_1 + Δ_2) / K, with s = 1 / sqrt(1 + 3): not divided by the sum of discounts; of two, the median too."""
+    _, now, after, stale, fresh = fold(fedpmt.FedBuff(mean=mean), 3, 0.5)
     for name, tensor in now.items():
         torch.testing.assert_close(after[name], tensor + (0.5 * stale[name] + fresh[name]) / 2)
 
@@ -347,6 +348,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two rules": ({"clock": "events", "buffer": 3, "step_every": 5}, "the server steps by one of them"),
     "too many": ({"clock": "events", "concurrency": 11}, "concurrency = 11 is more than the fleet"),
     "over-selection": ({"clock": "events", "over_select": 1.5}, "over-select = 1.5 needs clock = 'rounds'"),
+    "kept outputs": ({"clock": "events", "prefix_tolerance": 0.1}, "prefix-tolerance = 0.1 needs clock"),
     "privacy": ({"clock": "events", "dp_clip": 1.0}, "dp-clip = 1 needs clock = 'rounds'"),
     "no number": ({"clock": "events", "step_every": "soon"}, "step-every = 'soon'"),
     "no share": ({"clock": "events", "step_every": "fastest:2"}, "step-every = 'fastest:2' must be"),

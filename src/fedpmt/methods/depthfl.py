@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from fedpmt.methods.averaging import Averaged, MeanFold, Weight, send
+from fedpmt.methods.averaging import PLAIN, Averaged, MeanFold, Weight, send
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
 from fedpmt.parts.depth import ALL_EXITS, even_ends, exit_of, exits_in, until, with_exits
 from fedpmt.parts.part import GLOBAL
@@ -142,7 +142,7 @@ class ExitsFold(Fold[Exits]):
 
     def __init__(self, method: DepthFL, state: Exits) -> None:
         self._state, self._dynamic = state, bool(method.dynamic)
-        self._mean = MeanFold(state.model, "overlap", method.weight, method.server)
+        self._mean = MeanFold(state.model, "overlap", method.weight, method.server, method.mean)
         self._moved = dict[str, "Tensor"]()  # Σ_k (θ_k - θ^t)
 
     def add(self, reply: Reply) -> None:
@@ -182,6 +182,7 @@ class DepthFL(Method[Exits, Any]):
     predicts: Literal["own", "ensemble"] = (
         "own"  # what is evaluated: the model's own classifier, or the mean of all
     )
+    mean: str = PLAIN
     server: ServerOptimizer = REPLACE
 
     def __post_init__(self) -> None:
@@ -192,8 +193,8 @@ class DepthFL(Method[Exits, Any]):
             ramp=(self.ramp >= 0, ">= 0"),
             dynamic=(self.dynamic >= 0, ">= 0"),
         )
-        alone = self.dynamic == 0 or self.server == REPLACE
-        require(self, dynamic=(alone, "0 with a server optimizer"))
+        plain = self.server == REPLACE and self.mean == PLAIN
+        require(self, dynamic=(self.dynamic == 0 or plain, "0 with a server optimizer or a robust mean"))
 
     @property
     def traits(self) -> Traits:

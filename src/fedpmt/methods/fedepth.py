@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-from fedpmt.methods.averaging import Averaged, MeanFold, Weight, send
+from fedpmt.methods.averaging import PLAIN, Averaged, MeanFold, Weight, send
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, require
 from fedpmt.parts.depth import ALL_EXITS, even_ends, exit_of, exits_in, until, with_exits
 from fedpmt.parts.part import GLOBAL, mask
@@ -126,7 +126,7 @@ class BlocksFold(Fold[Blocks]):
 
     def __init__(self, method: FeDepth, state: Blocks) -> None:
         self._state = state
-        self._mean = MeanFold(state.model, "overlap", method.weight, method.server)
+        self._mean = MeanFold(state.model, "overlap", method.weight, method.server, method.mean)
 
     def add(self, reply: Reply) -> None:
         self._mean.add(reply)
@@ -141,6 +141,7 @@ class FeDepth(Method[Blocks, None]):
 
     weight: Weight = "samples"
     blocks: int | None = None  # the same number on every device instead of as few as fit
+    mean: str = PLAIN
     server: ServerOptimizer = REPLACE
 
     def __post_init__(self) -> None:
