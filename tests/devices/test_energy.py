@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import fedpmt
-from fedpmt import Device, SettingError
+from fedpmt import Device, SettingError, api
 from fedpmt.devices.fleet import Watts, read_fleet
 from fedpmt.devices.rows import read_devices, write_devices
 from fedpmt.report.budgets import budgets
 from fedpmt.report.tables import first_reaching, summary, tidy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fedpmt.runs import Run
 
 FAST = Device(name="fast", speed=1, watts_computing=4, watts_sending=1.5, watts_idle=0.5)
-SLOW = Device(name="slow", speed="1/2", watts_computing=2, watts_idle=0.1)
+SLOW = Device(name="slow", speed=0.5, watts_computing=2, watts_idle=0.1)
 TINY: dict[str, Any] = {"data": "synthetic", "samples": 20, "batch": 10, "cohort": 2, "rounds": 2}
 
 
@@ -87,6 +89,20 @@ def test_a_budget_is_kept_by_every_device(method: str, budget: str) -> None:
             assert device.budget == pytest.approx(28.0)
         if device.outcome == "arrived":
             assert device.joules == pytest.approx(device.used)
+
+
+def test_fiarse_is_as_large_as_its_energy_would_pay_for() -> None:
+    """As if products with zeros were free: at half of the energy, half of the model."""
+    run = fedpmt.run("fiarse", fleet=[FAST, SLOW], budget="energy=0.5", **TINY)
+    assert {one.part for one in run.rounds[0].devices} == {"size 0.5"}
+
+
+def test_a_dry_run_predicts_what_a_run_takes(tmp_path: Path) -> None:
+    given = {"fleet": [FAST, SLOW], **TINY}
+    predicted = api.predict(api.make_request("fedpmt", given), tmp_path)
+    run = fedpmt.run("fedpmt", **given)
+    assert run.result is not None
+    assert predicted["joules"] == pytest.approx(run.result.joules)
 
 
 def test_a_report_tells_of_energy() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpmt import api
-from fedpmt.devices.fleet import make_fleet
+from fedpmt.devices.fleet import Watts, make_fleet
 from fedpmt.methods.averaging import Composed
 from fedpmt.methods.base import Round
 from fedpmt.methods.feddrop import FedDrop
@@ -181,9 +181,8 @@ def takes(made: Federation, part: Part, device: int) -> float:
     if resource in ("time", "energy"):
         times = made.planner.times
         training, transfer = times.training(place, cost, 40), times.transfer(place, down, up)
-        return (
-            training + transfer if resource == "time" else made.fleet.watts[device, :2] @ (training, transfer)
-        )  # type: ignore[index]
+        watts = place.watts if resource == "energy" and place.watts is not None else Watts(1.0, 1.0, 0.0)
+        return watts.computing * training + watts.sending * transfer
     return float({"bytes": down + up, "upload": up, "memory": cost.memory_bytes}[resource])
 
 
@@ -315,7 +314,7 @@ def test_a_device_that_chooses_pays_once_for_what_the_method_adds() -> None:
     assert used == pytest.approx(limit) == pytest.approx(exactly)
 
 
-@pytest.mark.parametrize("resource", ["upload", "bytes", "operations", "time"])
+@pytest.mark.parametrize("resource", ["upload", "bytes", "operations", "time", "energy"])
 def test_prunefl_has_the_density_of_the_weakest(resource: str) -> None:
     """On the 0.01 grid; products with pruned weights are free where the density is chosen."""
     made = under("prunefl", resource)
@@ -332,12 +331,17 @@ def test_prunefl_has_the_density_of_the_weakest(resource: str) -> None:
             down = active + -(-weights // 8)
             price = made.planner.price
             work = rate * price.round_operations(price.full, samples=40, epochs=2)
-            seconds = rate * made.planner.times.training(place, price.full, 40)
-            seconds += made.planner.times.transfer(place, down, active)
-            ok.append(
-                {"upload": active, "bytes": down + active, "operations": work, "time": seconds}[resource]
-                <= limit * (1 + ROUNDING)
-            )
+            training = rate * made.planner.times.training(place, price.full, 40)
+            transfer = made.planner.times.transfer(place, down, active)
+            assert place.watts is not None
+            taken = {
+                "upload": active,
+                "bytes": down + active,
+                "operations": work,
+                "time": training + transfer,
+                "energy": place.watts.computing * training + place.watts.sending * transfer,
+            }
+            ok.append(taken[resource] <= limit * (1 + ROUNDING))
         return all(ok)
 
     assert fits(density) or density == 0.01

@@ -101,7 +101,7 @@ def spent_joules(one: Assignment, watts: Watts, share: float, verdict: Verdict) 
     It stops with a `share` of its task when the round ends without it. On a clock of events nobody waits.
     """
     base = watts.joules(one.base_seconds - one.base_transfer, one.base_transfer)
-    waiting = max(0.0, verdict.round_seconds - one.base_seconds - share * one.seconds)
+    waiting = max(0.0, verdict.round_seconds - (share * one.seconds + one.base_seconds))
     if one.started is not None or not one.able:
         waiting = 0.0
     return {
