@@ -11,6 +11,7 @@ from fedpmt import Device, SettingError, api
 from fedpmt.devices.fleet import Watts, read_fleet
 from fedpmt.devices.rows import read_devices, write_devices
 from fedpmt.report.budgets import budgets
+from fedpmt.report.page import write_page
 from fedpmt.report.tables import first_reaching, summary, tidy
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def test_nobody_waits_on_a_clock_of_events() -> None:
     assert sorted(ended) == [(1, 40.0, 0.0), (2, 40.0, 0.0), (2, 40.0, 0.0)]
 
 
-def test_without_watts_there_is_no_energy_anywhere() -> None:
+def test_without_watts_there_is_no_energy_anywhere(tmp_path: Path) -> None:
     run = fedpmt.run("fedavg", fleet=[1, "1/2"], **TINY)
     assert energy(run) == [[(None, None)] * 2] * 2
     assert [step.joules for step in run.rounds] == [None, None]
@@ -71,6 +72,7 @@ def test_without_watts_there_is_no_energy_anywhere() -> None:
     assert run.result.joules is None
     assert not any("joules" in column for column in tidy([run])[0])
     assert "energy" not in summary([run])[0].texts()
+    assert "energy" not in write_page([run], tmp_path / "page.html")[0].read_text().lower()
     assert "energy" not in str(fedpmt.plan(fleet=[1, "1/2"]))
 
 
@@ -105,7 +107,7 @@ def test_a_dry_run_predicts_what_a_run_takes(tmp_path: Path) -> None:
     assert predicted["joules"] == pytest.approx(run.result.joules)
 
 
-def test_a_report_tells_of_energy() -> None:
+def test_a_report_tells_of_energy(tmp_path: Path) -> None:
     run = fedpmt.run("fedpmt", fleet=[FAST, SLOW], budget="energy=30J", **TINY)
     (row,) = summary([run])
     assert run.result is not None
@@ -119,6 +121,9 @@ def test_a_report_tells_of_energy() -> None:
     assert reached is not None
     assert reached.joules == run.rounds[0].joules
     assert all(row.texts()["budget"] == "30 J" for row in budgets([run]))
+    page = write_page([run], tmp_path / "page.html")[0].read_text()
+    assert "By energy" in page
+    assert ">energy<" in page
 
 
 def test_a_plan_tells_of_energy() -> None:
