@@ -8,11 +8,12 @@ import pytest
 
 import fedpmt
 from fedpmt import Device, SettingError, api
-from fedpmt.devices.fleet import Watts, read_fleet
+from fedpmt.devices.fleet import Watts, make_fleet, read_fleet
 from fedpmt.devices.rows import read_devices, write_devices
 from fedpmt.report.budgets import budgets
 from fedpmt.report.page import write_page
 from fedpmt.report.tables import first_reaching, summary, tidy
+from fedpmt.simulation.assemble import plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,13 +128,13 @@ def test_a_report_tells_of_energy(tmp_path: Path) -> None:
 
 
 def test_a_plan_tells_of_energy() -> None:
-    """Twelve seconds let the slow device train a part; whatever it is, it draws 2 W meanwhile."""
-    plan = fedpmt.plan(fleet=[FAST, SLOW], deadline=15)
-    slow, fast = plan.devices
+    """Fifteen seconds let the slow device train a part; whatever it is, it draws 2 W meanwhile."""
+    table = fedpmt.plan(fleet=[FAST, SLOW], deadline=15)
+    slow, fast = table.devices
     assert slow.joules == pytest.approx(2 * slow.seconds)
     assert fast.joules == pytest.approx(40.0)
-    assert "40.0 J" in str(plan)
-    assert max(map(len, str(plan).splitlines()[:5])) <= 80
+    assert "40.0 J" in str(table)
+    assert max(map(len, str(table).splitlines()[:5])) <= 80
 
 
 def test_watts_are_columns_of_a_fleet() -> None:
@@ -144,12 +145,23 @@ def test_watts_are_columns_of_a_fleet() -> None:
     watts = [fleet.device(index).watts for index in range(3)]
     assert watts == [Watts(4.0, 1.5, 0.5), Watts(4.0, 1.5, 0.5), Watts(2.0, 0.0, 0.0)]
     assert [count for _, count in fleet.profiles] == [1, 2]
-    assert fleet.ordered(["a"]).watts is fleet.watts
+    own = read_fleet([FAST, SLOW]).ordered(["slow", "fast"])
+    assert [own.device(index).watts for index in range(2)] == [Watts(2.0, 0.0, 0.1), Watts(4.0, 1.5, 0.5)]
     drawn = read_fleet("speed,watts_computing,count\n1,3,2\n1,4,1\n")
     assert [(device.watts, count) for device, count in drawn.profiles] == [
         (Watts(3.0, 0.0, 0.0), 2),
         (Watts(4.0, 0.0, 0.0), 1),
     ]
+
+
+def test_of_very_many_kinds_the_weakest_is_that_with_the_most_joules() -> None:
+    """2000 speeds: none with watts of its own but one, which is not the slowest and takes the most for its work."""
+    rows = [Device(speed=(number + 1000) / 3000, watts_computing=5) for number in range(2000)]
+    rows[700] = Device(speed=1700 / 3000, watts_computing=50)
+    settings = api.settings_of({"fleet": rows, "budget": "energy=30J", "method": "prunefl"})
+    fleet = make_fleet(settings)
+    planner = plan(settings, api.unfilled_problem(settings), fleet)
+    assert planner.weakest(fleet, settings.samples).meter.device.watts == Watts(50.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
