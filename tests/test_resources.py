@@ -20,7 +20,7 @@ from fedpmt.resources import (
 )
 from fedpmt.types import SettingError
 
-WHOLE = Resources(operations=200.0, seconds=200.0, traffic=200.0, upload=200.0, memory=200.0)
+WHOLE = Resources(*[200.0] * len(FIELDS))
 
 
 def test_a_resource_alone_leaves_the_amount_to_fedpmt() -> None:
@@ -54,6 +54,9 @@ def test_shares_come_back_by_level(resource: str, shares: list[float]) -> None:
         ("upload=3kB", 3000.0),
         ("bytes=1/2GB", 5e8),
         ("bytes=100B", 100.0),
+        ("energy=5J", 5.0),
+        ("energy=0.5kJ", 500.0),
+        ("energy=2Wh", 7200.0),
     ],
 )
 def test_an_amount_does_not_depend_on_the_model(text: str, limit: float) -> None:

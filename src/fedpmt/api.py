@@ -787,6 +787,7 @@ def check(
     check_traces(settings)
     if settings.limits is not None:
         settings.limits.check_levels(str(settings.budget), len(fleet.level_speeds))
+        settings.limits.check_watts(str(settings.budget), stated=fleet.watts is not None)
     if score_name is not None:
         check_target(settings.target, score_name)
     if settings.task in NETS:

@@ -25,7 +25,7 @@ from fedpmt.resources import ROUNDING
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 CONFIG, ROUNDS, RESULT = "config.json", "rounds.jsonl", "result.json"
 CHECKPOINT, MODEL_FILE, DEVICES = "checkpoint.safetensors", "model.safetensors", "devices"
@@ -116,8 +116,12 @@ class DeviceRecord(Record):
     operations: float = 0.0
     reason: str = ""  # why the reply of a real device did not count
     memory_bytes: int = 0  # at its peak
+    joules: float | None = (
+        None  # that it spent on training and transfer; None where the fleet states no watts
+    )
+    idle_joules: float | None = None  # that it spent waiting for the round to end
     used: float | None = (
-        None  # of what the run's budget limits, in operations, seconds or bytes of this round
+        None  # of what the run's budget limits, in operations, seconds, bytes or joules of this round
     )
     budget: float | None = None  # how much of it there was
     started: float | None = None  # on a clock of events: when, in virtual seconds
@@ -171,6 +175,7 @@ class RoundRecord(Scored):
     operations: float
     wasted_operations: float = 0.0  # spent by devices whose reply did not count
     server_operations: float = 0.0
+    joules: float | None = None  # of all devices that were asked, waiting included; None without watts
     learning_rate: float = 0.0  # η_t
     layers: dict[str, int]  # how many devices trained each layer: Σ_k f_k[l]
     devices: tuple[DeviceRecord, ...]
@@ -186,6 +191,12 @@ class RoundRecord(Scored):
     clients: ClientScores | None = None  # on their own test samples; None where they have none
     evaluates: Evaluated = "global"  # what the score is of
     metrics: dict[str, float] = {}  # of training, e.g. its mean loss
+
+
+def total_joules(steps: Iterable[RoundRecord]) -> float | None:
+    """The energy of some rounds; None where the fleet states no watts."""
+    known = [step.joules for step in steps if step.joules is not None]
+    return sum(known) if known else None
 
 
 EVALUATION = (
@@ -220,6 +231,7 @@ class ResultRecord(Scored):
     operations: float
     weights_sha256: str
     server_operations: float = 0.0
+    joules: float | None = None  # of devices, waiting included; None where the fleet states no watts
     evaluates: Evaluated = "global"
     score_by_width: dict[str, float] | None = None  # of narrow nets, by their share of the channels
     clients: ClientScores | None = None  # on their own test samples, at the last evaluation

@@ -6,6 +6,7 @@ text, in the setting `budget`:
     operations           as much as FedPMT's depth takes on that device
     operations=0.4       that share of what the whole model takes on that device
     time=20s             an amount; bytes, upload and memory have B, kB, MB, GB, KiB, MiB and GiB
+    energy=5J            the same in J, kJ and Wh, where the fleet states watts
     memory=0.3,0.5,1     one for each level, slowest first
 """
 
@@ -18,7 +19,7 @@ from typing import Literal, get_args
 
 from fedpmt.types import SettingError
 
-Resource = Literal["operations", "time", "bytes", "upload", "memory"]
+Resource = Literal["operations", "time", "bytes", "upload", "memory", "energy"]
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
 ROUNDING = 1e-9
 """A usage that exceeds a limit by less than this share fits: the same sum in another order differs that much."""
@@ -30,6 +31,7 @@ UNITS: dict[Resource, dict[str, float]] = {
     "bytes": BYTES,
     "upload": BYTES,
     "memory": BYTES,
+    "energy": {"J": 1.0, "kJ": 1e3, "Wh": 3600.0},
 }
 
 
@@ -49,6 +51,7 @@ class Resources:
     traffic: float = 0.0  # bytes down and up
     upload: float = 0.0  # bytes up
     memory: float = 0.0  # bytes, at the peak
+    joules: float = 0.0  # of training and transfer; 0 where the fleet states no watts
 
     @classmethod
     def limit(cls, **limits: float) -> Resources:
@@ -79,8 +82,9 @@ FIELDS: dict[Resource, str] = {
     "bytes": "traffic",
     "upload": "upload",
     "memory": "memory",
+    "energy": "joules",
 }
-UNLIMITED = Resources(math.inf, math.inf, math.inf, math.inf, math.inf)
+UNLIMITED = Resources(*[math.inf] * len(FIELDS))
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,11 @@ class BudgetSetting:
         """Return the amount allowed on a level (1 is the slowest) where the whole model takes `whole`."""
         value, absolute = self.amounts[level - 1 if len(self.amounts) > 1 else 0]
         return value if absolute else value * whole.of(self.resource)
+
+    def check_watts(self, text: str, *, stated: bool) -> None:
+        """Refuse a budget of energy where the fleet does not state what its devices draw."""
+        if self.resource == "energy" and not stated:
+            raise SettingError(f"budget = '{text}' needs a fleet that states watts_computing")
 
     def check_levels(self, text: str, levels: int) -> None:
         """Refuse a list that is not one amount for each level."""

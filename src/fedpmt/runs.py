@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import PrivateAttr
 
 from fedpmt import records
-from fedpmt.records import RunRecord
-from fedpmt.report.quantities import bytes_unit, score_title, show, time_unit
+from fedpmt.records import RunRecord, total_joules
+from fedpmt.report.quantities import bytes_unit, joules_unit, score_title, show, time_unit
 from fedpmt.types import DivergedError, SettingError
 
 if TYPE_CHECKING:
@@ -190,6 +190,9 @@ def _summary(run: Run) -> dict[str, str]:
         "virtual time": show(seconds, time_unit),
         "uploaded": show(float(sum(step.bytes_up for step in run.rounds)), bytes_unit),
     }
+    joules = total_joules(run.rounds)
+    if joules is not None:
+        shown["energy"] = show(joules, joules_unit)
     if result is None or result.stopped != "rounds":
         shown["stopped by"] = result.stopped if result else "not finished"
     return shown

@@ -167,7 +167,7 @@ class Settings(BaseModel):
     fleet: str | None = Field(
         None,
         description="CSV of measured devices: speed, and if known name, count, uplink_mbps, downlink_mbps, "
-        "memory_mib, availability",
+        "memory_mib, availability, watts_computing, watts_sending, watts_idle",
     )
     availability_trace: str | None = Field(
         None,
@@ -213,9 +213,10 @@ class Settings(BaseModel):
     deadline: float | None = Field(None, gt=0, description="seconds per round, later replies are dropped")
     budget: str | None = Field(
         None,
-        description="what each method may spend on a device: operations, time, bytes, upload or memory, as much as "
-        "FedPMT's depth takes there; or a share of the whole model, as operations=0.4, an amount, as time=20s, "
-        "memory=8MiB, or one for each level, as upload=0.2,0.5,1. Default: operations, as the methods match them",
+        description="what each method may spend on a device: operations, time, bytes, upload, memory or energy, as "
+        "much as FedPMT's depth takes there; or a share of the whole model, as operations=0.4, an amount, as time=20s, "
+        "memory=8MiB, energy=5J, or one for each level, as upload=0.2,0.5,1. Default: operations, as the "
+        "methods match them",
     )
     full_seconds: float = Field(10.0, gt=0, description="seconds for one epoch of the full model at speed 1")
     mode: Literal["exact", "paper"] = Field("exact", description="how operations are counted")
@@ -838,8 +839,8 @@ def parse_mean(text: str) -> tuple[str, float]:
     return name, value
 
 
-def parse_number(key: str, text: str) -> float:
-    """A positive number, fractions allowed.
+def parse_number(key: str, text: str, *, zero: bool = False) -> float:
+    """A positive number, fractions allowed; with `zero`, 0 as well.
 
     >>> parse_number("speed", "1/4")
     0.25
@@ -849,8 +850,9 @@ def parse_number(key: str, text: str) -> float:
         value = float(numerator) / (float(denominator) if slash else 1.0)
     except (ValueError, ZeroDivisionError):
         value = math.nan
-    if not math.isfinite(value) or value <= 0:
-        raise SettingError(f"{key} = '{text}' is refused: a positive number or fraction is needed")
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        needed = "0, a positive number" if zero else "a positive number"
+        raise SettingError(f"{key} = '{text}' is refused: {needed} or fraction is needed")
     return value
 
 

@@ -69,6 +69,19 @@ def shown_bytes(count: float) -> str:
     return f"{count:,.1f} TB"
 
 
+def shown_joules(joules: float) -> str:
+    """Energy as people say it.
+
+    >>> shown_joules(12.34), shown_joules(3_000_000)
+    ('12.3 J', '3.0 MJ')
+    """
+    for unit in ("J", "kJ"):
+        if abs(joules) < 1000:
+            return f"{joules:,.1f} {unit}"
+        joules /= 1000
+    return f"{joules:,.1f} MJ"
+
+
 def shown_count(count: float) -> str:
     """A large number as people say it.
 

@@ -55,6 +55,11 @@ SETTINGS = {
     "budget-unit": ("--budget operations=3MB", "operations=3MB", "'3MB' must be a share"),
     "budget-inf": ("--budget time=infs", "time=infs", "'infs'"),
     "budget-levels": ("--budget upload=0.2,0.5", "upload=0.2,0.5", "2 amounts, but there are 5 levels"),
+    "budget-watts": (
+        "--budget energy=5J",
+        "budget = 'energy=5J'",
+        "needs a fleet that states watts_computing",
+    ),
     "budget-mode": ("--budget time --mode paper", "budget = 'time'", "mode = 'exact'"),
     "availability": ("--availability 0", "availability = '0'"),
     "availability-nan": ("--availability nan", "availability = 'nan'"),

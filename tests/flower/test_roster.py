@@ -237,6 +237,17 @@ def test_a_level_keeps_its_depth_whatever_speeds_nodes_state(tmp_path: Path) -> 
     assert run.rounds[1].devices[4].speed == 0.9
 
 
+def test_energy_is_of_the_seconds_that_a_device_measured(tmp_path: Path) -> None:
+    """Watts stay with their device, though it states a speed of its own."""
+    fleet = "speed,count,watts_computing\n1,2,4\n1,2,2\n"
+    nodes = nodes_of(4)
+    next(one for one in nodes.values() if one["partition-id"] == 3)["speed"] = 0.5
+    run, _ = deploy(tmp_path, {**GIVEN, "devices": 4, "cohort": 4, "rounds": 1, "fleet": fleet}, nodes=nodes)
+    for one in run.rounds[0].devices:
+        assert one.joules == pytest.approx((4, 4, 2, 2)[one.device] * one.seconds)
+    assert run.rounds[0].joules == pytest.approx(sum(one.joules or 0.0 for one in run.rounds[0].devices))
+
+
 @pytest.mark.parametrize("seconds", [1e-300, 1e9, 5e-324])
 @pytest.mark.parametrize("deadline", [None, 50.0])
 def test_no_time_that_a_node_reports_stops_the_planner(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpmt import api
-from fedpmt.devices.fleet import make_fleet
+from fedpmt.devices.fleet import Watts, make_fleet
 from fedpmt.methods.averaging import Composed
 from fedpmt.methods.base import Round
 from fedpmt.methods.feddrop import FedDrop
@@ -60,7 +60,7 @@ PER_DEVICE = ("fedpmt", "feddrop", "heterofl", "fedrolex", "fjord", "fedmp", "is
 ACTIONS = {
     **dict.fromkeys(PER_DEVICE, dict.fromkeys(RESOURCES, "device")),
     **dict.fromkeys(("fedavg", "scaffold", "slimfl"), dict.fromkeys(RESOURCES, "none")),
-    "fedprox": {**dict.fromkeys(RESOURCES, "none"), "operations": "work", "time": "work"},
+    "fedprox": {**dict.fromkeys(RESOURCES, "none"), "operations": "work", "time": "work", "energy": "work"},
     "prunefl": {**dict.fromkeys(RESOURCES, "shared"), "memory": "none"},
     "feddf": dict.fromkeys(RESOURCES, "device"),
     "comet": {**dict.fromkeys(RESOURCES, "device"), "bytes": "none", "upload": "none"},
@@ -88,11 +88,13 @@ RUN: dict[str, Any] = {
 
 @cache
 def priced() -> Federation:
-    """FedAvg on CNN-MNIST, four levels, with links that are slow enough to matter; nobody trains."""
+    """FedAvg on CNN-MNIST, four levels, with links slow enough to matter, and watts; nobody trains."""
     chosen = api.settings_of({**RUN, "method": "fedavg"})
     with assemble(chosen, api.paper_problem_of(chosen), api.method_of(chosen), Path(mkdtemp())) as made:
         links = np.array([2e4, 3e4, 1e5, 1e9] * 2)
-        return replace(made, fleet=replace(make_fleet(chosen), uplinks=links, downlinks=4 * links))
+        watts = np.array([[2.0, 1.0, 0.2], [3.0, 0.5, 0.2], [4.0, 2.0, 0.0], [60.0, 5.0, 20.0]] * 2)
+        fleet = replace(make_fleet(chosen), uplinks=links, downlinks=4 * links, watts=watts)
+        return replace(made, fleet=fleet)
 
 
 def federation(name: str, **options: Any) -> Federation:
@@ -176,9 +178,11 @@ def takes(made: Federation, part: Part, device: int) -> float:
     if resource == "operations":
         cached = made.planner.price.cached
         return cost.round_operations(samples=40, epochs=chosen.epochs, batch=chosen.batch, cached=cached)
-    if resource == "time":
+    if resource in ("time", "energy"):
         times = made.planner.times
-        return times.training(place, cost, 40) + times.transfer(place, down, up)
+        training, transfer = times.training(place, cost, 40), times.transfer(place, down, up)
+        watts = place.watts if resource == "energy" and place.watts is not None else Watts(1.0, 1.0, 0.0)
+        return watts.computing * training + watts.sending * transfer
     return float({"bytes": down + up, "upload": up, "memory": cost.memory_bytes}[resource])
 
 
@@ -252,14 +256,15 @@ def test_fedpmt_matched_against_itself_has_its_own_depths(resource: str, prefix:
         assert used == pytest.approx(budget, rel=1e-12)
 
 
-@pytest.mark.parametrize("budget", ["operations", "operations=0.3", "time", "time=4s"])
+@pytest.mark.parametrize("budget", ["operations", "operations=0.3", "time", "time=4s", "energy=12J"])
 def test_fedprox_takes_as_many_steps_as_are_paid_for(budget: str) -> None:
     made = under("fedprox", budget)
     for device in range(LEVELS):
         one, used, limit = ask(made, device)
         steps = one.task.steps or 8
         whole = takes(made, full(made.problem.model.structure), device)
-        fixed = one.transfer if budget.startswith("time") else 0.0
+        sending = {"time": 1.0, "energy": one.device.watts.sending if one.device.watts else 0.0}
+        fixed = one.transfer * sending.get(budget.partition("=")[0], 0.0)
         assert used == pytest.approx((whole - fixed) * steps / 8 + fixed, rel=1e-9)
         assert used <= limit * (1 + ROUNDING) or steps == 1
         assert steps == 8 or (whole - fixed) * (steps + 1) / 8 + fixed > limit
@@ -309,7 +314,7 @@ def test_a_device_that_chooses_pays_once_for_what_the_method_adds() -> None:
     assert used == pytest.approx(limit) == pytest.approx(exactly)
 
 
-@pytest.mark.parametrize("resource", ["upload", "bytes", "operations", "time"])
+@pytest.mark.parametrize("resource", ["upload", "bytes", "operations", "time", "energy"])
 def test_prunefl_has_the_density_of_the_weakest(resource: str) -> None:
     """On the 0.01 grid; products with pruned weights are free where the density is chosen."""
     made = under("prunefl", resource)
@@ -326,12 +331,17 @@ def test_prunefl_has_the_density_of_the_weakest(resource: str) -> None:
             down = active + -(-weights // 8)
             price = made.planner.price
             work = rate * price.round_operations(price.full, samples=40, epochs=2)
-            seconds = rate * made.planner.times.training(place, price.full, 40)
-            seconds += made.planner.times.transfer(place, down, active)
-            ok.append(
-                {"upload": active, "bytes": down + active, "operations": work, "time": seconds}[resource]
-                <= limit * (1 + ROUNDING)
-            )
+            training = rate * made.planner.times.training(place, price.full, 40)
+            transfer = made.planner.times.transfer(place, down, active)
+            assert place.watts is not None
+            taken = {
+                "upload": active,
+                "bytes": down + active,
+                "operations": work,
+                "time": training + transfer,
+                "energy": place.watts.computing * training + place.watts.sending * transfer,
+            }
+            ok.append(taken[resource] <= limit * (1 + ROUNDING))
         return all(ok)
 
     assert fits(density) or density == 0.01

@@ -31,6 +31,11 @@ def test_curves_average_seeds_round_by_round() -> None:
     sent = curve([run([0.2, None, 0.4])], "bytes")
     assert sent is not None
     assert sent.place.tolist() == [100, 300]
+    assert curve([run([0.2, 0.4])], "joules") is None
+    steps = tuple(step(number, 0.1 * number, joules=7.0) for number in (1, 2))
+    spent = curve([wrap(steps, SETTINGS, "run")], "joules")
+    assert spent is not None
+    assert spent.place.tolist() == [7, 14]
 
 
 def test_a_curve_goes_on_while_half_of_its_seeds_do() -> None:

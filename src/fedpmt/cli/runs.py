@@ -22,7 +22,7 @@ from fedpmt.report.budgets import ACTIONS, BudgetRow, budgets
 from fedpmt.settings import Settings
 from fedpmt.simulation.callbacks import TRACKERS, OnRound, Tracker, call_each
 from fedpmt.simulation.runner import differing
-from fedpmt.types import SettingError, shown_bytes
+from fedpmt.types import SettingError, shown_bytes, shown_joules
 
 RUNS = Path("runs")
 
@@ -128,17 +128,14 @@ def compare(
             document["budget"] = [dataclasses.asdict(row) for row in spent]
         print(json.dumps(document))
         return
-    summary = [row.texts() for row in tables.summary(finished)]
-    show.table(
+    show.texts_table(
         f"{first.model or first.task} on {first.data}, {first.partition}, prices {first.mode}",
-        list(summary[0]),
-        [list(row.values()) for row in summary],
+        [row.texts() for row in tables.summary(finished)],
     )
     targets = None if first.target is None else (first.target,)
     reached = sorted(tables.time_to_target(finished, targets), key=lambda row: row.target)
     if reached:
-        rows = [row.texts() for row in reached]
-        show.table("Time to target", list(rows[0]), [list(row.values()) for row in rows], left=2)
+        show.texts_table("Time to target", [row.texts() for row in reached], left=2)
     _show_clients(finished)
     _show_budgets(spent)
     show.say(f"records: {parent}")
@@ -148,16 +145,13 @@ def _show_clients(runs: Sequence[RunRecord]) -> None:
     """What clients get on their own test samples; nothing where they have none."""
     texts = [row.texts() for row in tables.client_scores(runs)]
     if texts:
-        heads = list(dict.fromkeys(head for row in texts for head in row))
-        show.table("Clients", heads, [[row.get(head, "-") for head in heads] for row in texts])
+        show.texts_table("Clients", texts)
 
 
 def _show_budgets(rows: list[BudgetRow]) -> None:
     """What was spent of the budget, level by level; nothing where there was none."""
-    if not rows:
-        return
-    texts = [row.texts() for row in rows]
-    show.table(f"Budget: {rows[0].resource}", list(texts[0]), [list(row.values()) for row in texts], left=3)
+    if rows:
+        show.texts_table(f"Budget: {rows[0].resource}", [row.texts() for row in rows], left=3)
 
 
 def methods(as_json: Json = False) -> None:
@@ -290,6 +284,10 @@ def _predict(request: api.Request, folder: Path, *, as_json: bool) -> None:
         ]
         for row in prediction["devices"]
     ]
+    if prediction["joules"] is not None:
+        columns.append("energy a round")
+        for cells, row in zip(rows, prediction["devices"], strict=True):
+            cells.append(shown_joules(row["joules"]))
     if settings.budget is not None:
         columns.append("of its budget")
         for cells, row in zip(rows, prediction["devices"], strict=True):

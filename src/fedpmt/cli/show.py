@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], lef
     console = Console()
     # A pipe has no width of its own: let the table be as wide as it needs.
     Console(width=None if console.is_terminal else 200).print(shown)
+
+
+def texts_table(title: str, rows: Sequence[Mapping[str, str]], left: int = 1) -> None:
+    """Print rows of texts by column; a dash where a row has none."""
+    heads = list(dict.fromkeys(head for row in rows for head in row))
+    table(title, heads, [[row.get(head, "-") for head in heads] for row in rows], left)
 
 
 def say(text: str) -> None:
@@ -75,7 +81,8 @@ NOT_SHOWN = set[str](
 
 def result_fields(result: ResultRecord) -> dict[str, Any]:
     """What a run ended with, its score under its own name."""
-    values = result.model_dump(mode="json", exclude=NOT_SHOWN)
+    absent = {"joules"} if result.joules is None else set[str]()
+    values = result.model_dump(mode="json", exclude=NOT_SHOWN | absent)
     scored = {score_title(result.score_name): result.score_text}
     scored |= {score_title(name): f"{value:.4g}" for name, value in result.scores.items()}
     if result.score_by_width is not None:

@@ -1,4 +1,4 @@
-"""The fleet: each device's speed κ_k, its link, its memory and how often it can be reached.
+"""The fleet: each device's speed κ_k, its link, its memory, what it draws and how often it can be reached.
 
 Properties are arrays over the fleet, so that a million devices cost a few megabytes and no objects.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from fedpmt.devices.rows import read_devices
+from fedpmt.devices.rows import WATTS, read_devices
 from fedpmt.devices.tables import table_name
 from fedpmt.seeds import NONE, generator
 from fedpmt.settings import parse_number
@@ -31,6 +31,23 @@ QUANTILE_LEVELS = 5
 
 
 @dataclass(frozen=True)
+class Watts:
+    """What a device draws."""
+
+    computing: float
+    sending: float  # while its link is busy, down or up
+    idle: float  # while it waits for a round to end
+
+    def joules(self, training: float, transfer: float, waiting: float = 0.0) -> float:
+        """The energy of these seconds.
+
+        >>> Watts(computing=4, sending=1.5, idle=0.5).joules(training=10, transfer=2, waiting=8)
+        47.0
+        """
+        return self.computing * training + self.sending * transfer + self.idle * waiting
+
+
+@dataclass(frozen=True)
 class Device:
     """One device as the clock and the planner see it."""
 
@@ -41,6 +58,7 @@ class Device:
     downlink: float = math.inf
     memory: float = math.inf  # bytes
     name: str = ""
+    watts: Watts | None = None  # None: its energy is not counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +73,7 @@ class Fleet:
     memories: np.ndarray | None = None
     availabilities: np.ndarray | None = None
     names: tuple[str, ...] = ()
+    watts: np.ndarray | None = None  # a row for each device: computing, sending, idle
     reachable: np.ndarray | None = None  # whether each can be asked in this round; None: all
 
     def __len__(self) -> int:
@@ -68,7 +87,8 @@ class Fleet:
         )
         name = self.names[index] if self.names else ""
         level, speed = int(self.levels[index]), float(self.speeds[index])
-        return Device(index, level, speed, uplink, downlink, memory, name)
+        watts = None if self.watts is None else Watts(*self.watts[index].tolist())
+        return Device(index, level, speed, uplink, downlink, memory, name, watts)
 
     def at_level(self, index: int, level: int) -> Device:
         """One device as it would be on another level (levels redrawn each round)."""
@@ -102,7 +122,7 @@ class Fleet:
         if stranger is not None:
             raise SettingError(f"fleet has a device named '{stranger}', and no client is called that")
         order = np.array([numbers[client][0] for client in clients])
-        columns = ("speeds", "levels", "uplinks", "downlinks", "memories", "availabilities")
+        columns = ("speeds", "levels", "uplinks", "downlinks", "memories", "availabilities", "watts")
         given: dict[str, Any] = {name: getattr(self, name) for name in columns}
         given = {name: None if array is None else array[order] for name, array in given.items()}
         return replace(self, **given, names=tuple(clients))
@@ -117,6 +137,7 @@ class Fleet:
         """One device of each distinct kind with how many there are, slowest first."""
         columns = [self.speeds, self.levels]
         columns += [array for array in (self.uplinks, self.downlinks, self.memories) if array is not None]
+        columns += [] if self.watts is None else list(self.watts.T)
         if len(columns) == 2 and all(
             np.ptp(self.speeds[members]) == 0 for members in self.members if len(members)
         ):
@@ -270,6 +291,8 @@ def read_fleet(source: Any, availability: float = 1.0) -> Fleet:
     availabilities = column("availability", 1.0, missing=1.0)
     if availabilities is None and availability != 1:
         availabilities = np.full(sum(counts), availability)
+    watts = [column(name, 1.0, missing=0.0) for name in WATTS]
+    drawn = [np.zeros(sum(counts)) if one is None else one for one in watts]
     names = tuple(row.name for row in rows for _ in range(row.count))
     return grouped(
         np.repeat(np.array([row.speed for row in rows]), counts),
@@ -278,4 +301,5 @@ def read_fleet(source: Any, availability: float = 1.0) -> Fleet:
         memories=column("memory_mib", MIB),
         availabilities=availabilities,
         names=names if any(names) else (),
+        watts=None if watts[0] is None else np.stack(drawn, axis=1),
     )

@@ -26,6 +26,10 @@ class Device:
         memory_mib: Memory for training; None: enough.
         availability: Chance that it can be asked in a round; None: the run's own `availability`, or 1 if other devices
             of the fleet state theirs.
+        watts_computing: Watts that it draws while it trains; None: its energy is not counted. All devices of a fleet
+            state it, or none.
+        watts_sending: Watts while its link is busy, down or up; None: 0.
+        watts_idle: Watts while it waits for the round to end; None: 0.
 
     Raises:
         SettingError: A value cannot be used.
@@ -42,6 +46,9 @@ class Device:
     downlink_mbps: float | None = None
     memory_mib: float | None = None
     availability: float | None = None
+    watts_computing: float | None = None
+    watts_sending: float | None = None
+    watts_idle: float | None = None
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the value is frozen, but for what is read here
@@ -50,12 +57,14 @@ class Device:
         for column in NUMBERS:
             value = getattr(self, column)
             if value is not None or column == "speed":
-                set_field(self, column, parse_number(column, str(value)))
+                set_field(self, column, parse_number(column, str(value), zero=column in MAY_BE_ZERO))
         if self.availability is not None and self.availability > 1:
             raise SettingError(f"availability is a chance, at most 1 (got {self.availability:g})")
 
 
-NUMBERS = ("speed", "uplink_mbps", "downlink_mbps", "memory_mib", "availability")
+WATTS = ("watts_computing", "watts_sending", "watts_idle")
+NUMBERS = ("speed", "uplink_mbps", "downlink_mbps", "memory_mib", "availability", *WATTS)
+MAY_BE_ZERO = ("watts_sending", "watts_idle")
 COLUMNS = tuple(field.name for field in fields(Device))
 
 
@@ -82,6 +91,12 @@ def read_devices(source: Any) -> list[Device]:
             devices.append(Device(**{"speed": "", **cells}))  # type: ignore[arg-type]
         except SettingError as error:
             raise SettingError(f"{place}: {error}") from None
+    if any(getattr(one, column) is not None for one in devices for column in WATTS):
+        for (place, _), one in zip(rows, devices, strict=True):
+            if one.watts_computing is None:
+                raise SettingError(
+                    f"{place}: watts_computing must be stated for all devices, or no watts for any"
+                )
     return devices
 
 

@@ -175,7 +175,7 @@ class Roster:
         if speeds is not None and keep_levels:
             fleet = replace(fleet, speeds=speeds)
         elif speeds is not None:
-            others = {name: getattr(fleet, name) for name in ("uplinks", "downlinks", "names")}
+            others = {name: getattr(fleet, name) for name in ("uplinks", "downlinks", "names", "watts")}
             fleet = grouped(speeds, memories=fleet.memories, **others)
         if memories is not None:
             fleet = replace(fleet, memories=memories)

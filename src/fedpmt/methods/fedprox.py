@@ -99,11 +99,11 @@ class FedProx(PartAveraging):
         return with_steps(task, client, self.steps(client, task.offer[0]))
 
     def steps(self, client: Client, part: Part) -> int:
-        """τ_k: as many steps as operations and time pay for, at least one."""
+        """τ_k: as many steps as operations, time and energy pay for, at least one."""
         if not self.partial or client.plan is None:
             return client.steps
         limit = client.plan.limit
-        limit = Resources.limit(operations=limit.operations, seconds=limit.seconds)
+        limit = Resources.limit(operations=limit.operations, seconds=limit.seconds, joules=limit.joules)
         return max(1, client.plan.meter.affordable(part, limit))
 
     def neutral(self) -> Self:

@@ -151,7 +151,10 @@ class FIARSE(PartAveraging):
         def claim(rate: float) -> Resources:
             up = rest + rate * held
             down = up if rate == 1 else up + position_bytes(entries, math.ceil(rate * entries))
-            return Resources(rate * whole.operations, rate * whole.seconds, down + up, up)
+            operations, seconds, joules = (
+                rate * amount for amount in (whole.operations, whole.seconds, whole.joules)
+            )
+            return Resources(operations, seconds, down + up, up, joules=joules)
 
         return largest_rate(lambda rate: claim(rate) <= limit)
 

@@ -1,6 +1,7 @@
 """Prices a local round on one device: the only place where a Part, with all a method makes of it, becomes Resources.
 
-The seconds of it are T_k = c_k |D_k| E / κ_k, plus what travels over the device's link.
+The seconds of it are T_k = c_k |D_k| E / κ_k, plus what travels over the device's link; its energy is what the device
+draws in these seconds. That of waiting for others depends on them, so it is no price but belongs to a round's record.
 """
 
 from __future__ import annotations
@@ -144,8 +145,10 @@ class Meter:
         down, up = download_bytes(part, structure), upload_bytes(part, structure)
         traffic = down + part.overhead_bytes + up
         transfer = times.transfer(self.device, down + part.overhead_bytes, up)
-        seconds = times.training(self.device, cost, self.samples, share) + transfer
-        return Quote(Resources(operations, seconds, traffic, up, cost.memory_bytes), transfer, down, up)
+        training, watts = times.training(self.device, cost, self.samples, share), self.device.watts
+        joules = 0.0 if watts is None else watts.joules(training, transfer)
+        usage = Resources(operations, training + transfer, traffic, up, cost.memory_bytes, joules)
+        return Quote(usage, transfer, down, up)
 
     def affordable(self, part: Part, limit: Resources) -> int:
         """Return the most steps of a local round of this part that are within a limit; 0 where not even one is."""
@@ -159,7 +162,8 @@ class Meter:
         whole = self.times.price.round_operations(full, samples=self.samples, epochs=self.times.epochs)
         training = self.times.training(self.device, full, self.samples, operations / whole)
         transfer = self.times.transfer(self.device, download, upload)
-        return Resources(operations, training + transfer, download + upload, upload)
+        joules = 0.0 if self.device.watts is None else self.device.watts.joules(training, transfer)
+        return Resources(operations, training + transfer, download + upload, upload, joules=joules)
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,9 @@ def _kinds(fleet: Fleet) -> list[Device]:
     """One device of each kind; of very many kinds those that are least in something, on each level."""
     if len(fleet.profiles) <= MOST_KINDS:
         return [device for device, _ in fleet.profiles]
-    columns = (fleet.speeds, fleet.uplinks, fleet.downlinks, fleet.memories)
+    # Of a device's watts it is what a unit of work takes that counts.
+    work = None if fleet.watts is None else fleet.speeds / fleet.watts[:, 0]
+    columns = (fleet.speeds, fleet.uplinks, fleet.downlinks, fleet.memories, work)
     return [
         fleet.device(int(members[np.argmin(column[members])]))
         for members in fleet.members

@@ -14,7 +14,7 @@ from fedpmt.parts.part import mask
 from fedpmt.pricing.plan import splitting_constant
 from fedpmt.pricing.price import Mode
 from fedpmt.pricing.text_table import text_table
-from fedpmt.types import shown_bytes
+from fedpmt.types import shown_bytes, shown_joules
 
 if TYPE_CHECKING:
     from fedpmt.devices.fleet import Device, Fleet
@@ -35,6 +35,7 @@ class PlanRow(BaseModel):
     frozen: tuple[str, ...]  # layers that are run forward only
     trains_from: str  # the first layer that is trained
     seconds: float
+    joules: float | None = None  # of training and transfer; None where the fleet states no watts
     fits: bool  # in time and in memory
     upload_bytes: int
     download_bytes: int
@@ -73,10 +74,12 @@ class PlanTable(BaseModel):
         if self.plan != "paper":
             title = f"{title}, plan {self.plan}"
         columns, rows = ["device", "count", "speed", "depth", "trains from"], self._rows()
+        # 80 columns have no room for one more: the other is in `--json`.
+        energy = self.devices[0].joules is not None
         if self.plan == "paper":
-            columns += ["seconds", "fits", "upload", "memory"]
+            columns += ["seconds", "fits", "energy" if energy else "upload", "memory"]
         else:
-            columns += ["steps", "deeper", "seconds", "memory"]
+            columns += ["steps", "deeper", "seconds", "energy" if energy else "memory"]
             rows = self._traded_rows()
         return "\n".join([text_table(title, columns, rows, names=(0, 4)), *self._sentences()])
 
@@ -87,7 +90,7 @@ class PlanTable(BaseModel):
                 f"{row.steps} of {row.all_steps}",
                 "-" if row.deeper_steps is None else str(row.deeper_steps or "no memory"),
                 cells[5],
-                cells[8],
+                cells[8] if row.joules is None else cells[7],
             ]
             for row, cells in zip(self.devices, self._rows(), strict=True)
         ]
@@ -102,7 +105,7 @@ class PlanTable(BaseModel):
                 row.trains_from,
                 f"{row.seconds:,.1f}",
                 "yes" if row.fits else "no",
-                shown_bytes(row.upload_bytes),
+                shown_bytes(row.upload_bytes) if row.joules is None else shown_joules(row.joules),
                 shown_bytes(row.memory_bytes),
             ]
             for row in self.devices
@@ -214,6 +217,7 @@ def _row(planner: Planner, device: Device, count: int, samples: int, share: floa
         frozen=tuple(name for name, on in zip(names, trained, strict=True) if not on),
         trains_from=next(name for name, on in zip(names, trained, strict=True) if on),
         seconds=usage.seconds,
+        joules=None if device.watts is None else usage.joules,
         fits=usage <= plan.room
         if share is not None or plan.budgeted
         else planner.fits(device, part, samples),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedpmt.report.groups import clean, group_runs
-from fedpmt.report.quantities import bytes_unit, count_unit, percent_unit, show, time_unit
+from fedpmt.report.quantities import bytes_unit, count_unit, joules_unit, percent_unit, show, time_unit
 from fedpmt.resources import parse_budget
 from fedpmt.types import SettingError
 
@@ -24,7 +24,11 @@ ACTIONS = {
     "work": "on the steps",
     "none": "not at all",
 }
-UNITS: dict[str, Callable[[float], Unit]] = {"operations": count_unit, "time": time_unit}
+UNITS: dict[str, Callable[[float], Unit]] = {
+    "operations": count_unit,
+    "time": time_unit,
+    "energy": joules_unit,
+}
 COLUMNS = ("budget acts", "trains", "level", "used a round", "budget", "used", "over budget")
 
 

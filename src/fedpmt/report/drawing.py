@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
@@ -13,12 +14,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fedpmt.records import ACCURACY
 from fedpmt.report.groups import shorten
-from fedpmt.report.quantities import Spread, bytes_unit, plain_unit, time_unit
+from fedpmt.report.quantities import Spread, bytes_unit, joules_unit, plain_unit, time_unit
 from fedpmt.report.tables import evaluated, uploaded
 from fedpmt.report.theme import INK, MUTED, PAPER, say
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
     from fedpmt.report.quantities import Unit
     from fedpmt.report.theme import Look
 
-Against = Literal["rounds", "seconds", "bytes"]
+Against = Literal["rounds", "seconds", "bytes", "joules"]
 Kind = Literal["level", "class"]
 
 AXES = {
     "rounds": ("round", plain_unit),
     "seconds": ("virtual time", time_unit),
     "bytes": ("uploaded", bytes_unit),
+    "joules": ("energy", joules_unit),
 }
 POINTS = 400  # more than a screen shows, fewer than makes a page heavy
 NOT_EVALUATED = "no score recorded"
@@ -51,13 +53,17 @@ class Curve:
 
 
 def points(run: RunRecord, against: Against) -> dict[int, tuple[float, float]]:
-    """Where each evaluation of a run lies on an axis, and its score, by round."""
-    totals = {step.round: total for step, total in zip(run.rounds, uploaded(run), strict=True)}
-    found = {}
-    for step, score in evaluated(run):
-        place = {"rounds": step.round, "seconds": step.virtual_seconds, "bytes": totals[step.round]}[against]
-        found[step.round] = (float(place), score)
-    return found
+    """Where each evaluation of a run lies on an axis, and its score, by round; nowhere if its energy is not known."""
+    if against == "joules" and any(step.joules is None for step in run.rounds):
+        return {}
+    spent: dict[str, Iterable[float]] = {
+        "rounds": (step.round for step in run.rounds),
+        "seconds": (step.virtual_seconds for step in run.rounds),
+        "bytes": uploaded(run),
+        "joules": accumulate(step.joules or 0.0 for step in run.rounds),
+    }
+    places = {step.round: float(place) for step, place in zip(run.rounds, spent[against], strict=True)}
+    return {step.round: (places[step.round], score) for step, score in evaluated(run)}
 
 
 def curve(runs: Sequence[RunRecord], against: Against) -> Curve | None:

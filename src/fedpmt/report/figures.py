@@ -15,7 +15,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedpmt.report.drawing import categories_of, draw_bars, draw_layers, draw_score, score_limits, unit_of
+from fedpmt.report.drawing import (
+    AXES,
+    categories_of,
+    draw_bars,
+    draw_layers,
+    draw_score,
+    score_limits,
+    unit_of,
+)
 from fedpmt.report.groups import SEPARATOR, clean, group_runs, panels_of, require_runs, shorten
 from fedpmt.report.quantities import show, time_unit
 from fedpmt.report.theme import INK, MUTED, PAPER, TRACK, level_colours, looks_of, new_figure, say, themed
@@ -213,9 +221,12 @@ def _name_rows(axes: Axes, devices: Sequence[DeviceRecord], few: bool) -> None:
 
 @themed
 def score(runs: Sequence[RunRecord], against: Against = "rounds") -> Figure:
-    """Test score against `rounds`, virtual `seconds` or uploaded `bytes`; one panel per task, data and partition."""
-    if against not in ("rounds", "seconds", "bytes"):
-        raise SettingError.unknown("against", against, ["rounds", "seconds", "bytes"])
+    """Test score against `rounds`, virtual `seconds`, uploaded `bytes` or `joules`.
+
+    There is one panel per task, data and partition. Only runs on a fleet that states watts have joules.
+    """
+    if against not in AXES:
+        raise SettingError.unknown("against", against, list(AXES))
     groups, looks = _prepare(runs)
     figure, panels = _panels(groups, 4.4, 3.2)
     for axes, members in panels:

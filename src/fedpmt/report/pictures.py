@@ -12,6 +12,7 @@ from fedpmt.report.drawing import (
     draw_layers,
     draw_score,
     layer_counts,
+    points,
     score_limits,
     unit_of,
 )
@@ -52,12 +53,13 @@ AXES: dict[Against, str] = {
     "rounds": "By round",
     "seconds": "Over virtual time",
     "bytes": "By bytes uploaded",
+    "joules": "By energy",
 }
 BREAKDOWN: dict[Kind, str] = {"level": "Per level", "class": "Per class"}
 
 
 def score_section(material: Material) -> str:
-    """The score against rounds, time and bytes, panel by panel."""
+    """The score against rounds, time, bytes and, where it is known, energy, panel by panel."""
     groups = material.groups
     if not any(evaluated(run) for run in material.runs):
         return section("score", material.score_title, note(f"No {material.score_name} is recorded."))
@@ -75,6 +77,7 @@ def score_section(material: Material) -> str:
         pictures = [
             picture(f"score-{number}-{against}", title, (3.8, 2.7), partial(draw, against=against))
             for against, title in AXES.items()
+            if against != "joules" or any(points(run, against) for run in material.runs)
         ]
         parts += [panel_title(panel), f'<div class="grid">{"".join(pictures)}</div>']
     return section("score", material.score_title, *parts)

@@ -55,6 +55,7 @@ class Unit:
 TIMES = (Unit(1, "s"), Unit(60, "min"), Unit(3600, "h"), Unit(86400, "d"))
 BYTES = tuple(Unit(1000.0**power, name) for power, name in enumerate(("B", "kB", "MB", "GB", "TB", "PB")))
 COUNTS = tuple(Unit(1000.0**power, name) for power, name in enumerate(("", "k", "M", "G", "T", "P", "E")))
+JOULES = tuple(Unit(1000.0**power, name) for power, name in enumerate(("J", "kJ", "MJ", "GJ", "TJ")))
 PERCENT = Unit(0.01, "%")
 
 
@@ -75,6 +76,11 @@ def bytes_unit(count: float) -> Unit:
 def count_unit(count: float) -> Unit:
     """Thousands, millions, billions (G) and on."""
     return _thousands(count, COUNTS)
+
+
+def joules_unit(joules: float) -> Unit:
+    """Joules, thousands of them and on."""
+    return _thousands(joules, JOULES)
 
 
 def percent_unit(_: float) -> Unit:

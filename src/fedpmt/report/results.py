@@ -14,6 +14,7 @@ from fedpmt.report.quantities import (
     Unit,
     bytes_unit,
     count_unit,
+    joules_unit,
     percent_unit,
     plain_unit,
     score_unit,
@@ -39,6 +40,7 @@ COLUMNS: dict[str, tuple[str, UnitFor]] = {
     "virtual time": ("virtual_seconds", time_unit),
     "uploaded": ("bytes_up", bytes_unit),
     "downloaded": ("bytes_down", bytes_unit),
+    "energy": ("joules", joules_unit),
     "device operations": ("operations", count_unit),
     "wasted": ("wasted_share", percent_unit),
     "replies counted": ("counted_share", percent_unit),
@@ -51,11 +53,14 @@ WORDS = ("server steps a round", "evaluated")
 def summary_section(material: Material, address: str) -> str:
     """One row per group of runs, and the way to the whole table."""
     rows = summary(material.runs)
+    columns = dict(COLUMNS)
+    if all(row.joules is None for row in rows):
+        del columns["energy"]
     units = {
-        name: _one_unit((getattr(row, name) for row in rows), unit_for) for name, unit_for in COLUMNS.values()
+        name: _one_unit((getattr(row, name) for row in rows), unit_for) for name, unit_for in columns.values()
     }
     others = score_names(material.runs)
-    heads = [*(f"{word} {material.score_name}" for word in SCORES), *others, *COLUMNS, *WORDS, "runs"]
+    heads = [*(f"{word} {material.score_name}" for word in SCORES), *others, *columns, *WORDS, "runs"]
     body, panel = list[str](), ""
     for row in rows:
         if row.panel != panel:
@@ -66,7 +71,7 @@ def summary_section(material: Material, address: str) -> str:
             for name in SCORES.values()
         )
         cells += "".join(_cell(row.scores[name], plain_unit) for name in others)
-        cells += "".join(_cell(getattr(row, name), units[name]) for name, _ in COLUMNS.values())
+        cells += "".join(_cell(getattr(row, name), units[name]) for name, _ in columns.values())
         texts = row.texts()
         cells += "".join(f"<td>{escape(texts[word])}</td>" for word in WORDS)
         cells += f"<td>{row.runs}{_unfinished(row)}</td>"
@@ -134,7 +139,8 @@ def targets_section(material: Material) -> str:
         small = "" if kind == "global" else f"<small>{escape(EVALUATED.get(kind, kind))}</small>"
         body.append(f'<tr><th scope="row">{named(line, material.looks.get(line))}{small}</th>{cells}</tr>')
     ways = {"at or above" if row.maximize else "at or below" for row in rows}
-    words = "Virtual time, round and bytes uploaded at the first evaluation"
+    energy = ", bytes uploaded and energy" if any(row.joules for row in rows) else " and bytes uploaded"
+    words = f"Virtual time, round{energy} at the first evaluation"
     words += (
         f" {' or '.join(sorted(ways))} each {'accuracy' if material.score_name == ACCURACY else 'target'}."
     )
@@ -160,6 +166,8 @@ def _target_cell(row: TargetRow, rows: Sequence[TargetRow]) -> str:
     time = show(row.seconds, _one_unit((other.seconds for other in same), time_unit))
     sent = show(row.bytes_up, _one_unit((other.bytes_up for other in same), bytes_unit))
     texts = [f"round {show(row.rounds)}", sent]
+    if row.joules is not None:
+        texts.append(show(row.joules, _one_unit((other.joules for other in same), joules_unit)))
     texts += [f"{row.reached} of {row.runs} seeds"] if row.reached < row.runs else []
     small = "".join(f"<small>{escape(text)}</small>" for text in texts)
     return f"<td{best}>{escape(time)}{small}</td>"

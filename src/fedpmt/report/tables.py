@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from fedpmt.records import ACCURACY, check_target, reaches, write_atomically
+from fedpmt.records import ACCURACY, check_target, reaches, total_joules, write_atomically
 from fedpmt.report.groups import clean, differing_settings, group_runs, method_of, run_labels, settings_of
 from fedpmt.report.quantities import (
     Spread,
     bytes_unit,
     count_unit,
+    joules_unit,
     percent_unit,
     score_title,
     score_unit,
@@ -44,6 +45,7 @@ class Milestone:
     round: int
     seconds: float  # on the virtual clock
     bytes_up: int  # by all devices, up to and with that round
+    joules: float | None = None  # the same; None without watts
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class TargetRow:
     rounds: Spread | None
     seconds: Spread | None
     bytes_up: Spread | None
+    joules: Spread | None = None  # None where the fleet states no watts
     evaluates: str = "global"  # what the score is of
     score_name: str = ACCURACY
     maximize: bool = True
@@ -75,6 +78,7 @@ class TargetRow:
             "round": show(self.rounds),
             "virtual time": show(self.seconds, time_unit),
             "uploaded": show(self.bytes_up, bytes_unit),
+            **({} if self.joules is None else {"energy": show(self.joules, joules_unit)}),
         }
 
 
@@ -101,6 +105,7 @@ class SummaryRow:
     server_operations: Spread | None = None
     server_steps: Spread | None = None  # per round; None where the server trains nothing
     server_steps_default: Spread | None = None  # what the method's own settings ask for
+    joules: Spread | None = None  # of the devices that were asked; None where the fleet states no watts
     evaluates: str = "global"  # what the score is of
     score_name: str = ACCURACY
     maximize: bool = True
@@ -123,6 +128,7 @@ class SummaryRow:
             "virtual time": show(self.virtual_seconds, time_unit),
             "uploaded": show(self.bytes_up, bytes_unit),
             "downloaded": show(self.bytes_down, bytes_unit),
+            **({} if self.joules is None else {"energy": show(self.joules, joules_unit)}),
             "operations": show(self.operations, count_unit),
             "wasted": show(self.wasted_share, percent_unit),
             "replies counted": show(self.counted_share, percent_unit),
@@ -156,14 +162,14 @@ def first_reaching(run: RunRecord, target: float) -> Milestone | None:
     """The first evaluation at the target or better; None where there is none, or all was lost afterwards."""
     if run.diverged:
         return None
-    for step, total in zip(run.rounds, uploaded(run), strict=True):
+    for count, (step, total) in enumerate(zip(run.rounds, uploaded(run), strict=True), start=1):
         if step.score is not None and reaches(step.score, target, maximize=run.maximize):
-            return Milestone(step.round, step.virtual_seconds, total)
+            return Milestone(step.round, step.virtual_seconds, total, total_joules(run.rounds[:count]))
     return None
 
 
 def time_to_target(runs: Sequence[RunRecord], targets: Sequence[float] | None = None) -> list[TargetRow]:
-    """For each group of runs and each target: the first round, the virtual time and the bytes sent up.
+    """For each group of runs and each target: the first round, the virtual time, the bytes sent up and the energy.
 
     Without targets, those of `default_targets` are taken for runs whose score is an accuracy.
     """
@@ -185,6 +191,7 @@ def time_to_target(runs: Sequence[RunRecord], targets: Sequence[float] | None = 
                     rounds=Spread.of(found.round for found in reached),
                     seconds=Spread.of(found.seconds for found in reached),
                     bytes_up=Spread.of(found.bytes_up for found in reached),
+                    joules=Spread.of(found.joules for found in reached),
                     evaluates=_evaluates(group),
                     score_name=group.score_name,
                     maximize=group.runs[0].maximize,
@@ -330,6 +337,7 @@ def _totals(run: RunRecord) -> dict[str, float | None]:
         "wasted_share": wasted / operations if operations else None,
         "counted_share": outcomes["arrived"] / outcomes.total() if outcomes else None,
         "server_operations": sum(step.server_operations for step in run.rounds),
+        "joules": total_joules(run.rounds),
         **{name: _mean_metric(run, name) for name in ("server_steps", "server_steps_default")},
     }
     if result is None:
@@ -344,6 +352,7 @@ def _totals(run: RunRecord) -> dict[str, float | None]:
             "bytes_down",
             "operations",
             "server_operations",
+            "joules",
             "loss",
         ):
             totals[name] = getattr(result, name)
@@ -358,7 +367,7 @@ def _mean_metric(run: RunRecord, name: str) -> float | None:
 def tidy(runs: Sequence[RunRecord]) -> list[dict[str, Cell]]:
     """One row per run and round; every row has the same columns.
 
-    `bytes_*`, `operations` and `round_seconds` are of the round; `total_*` and `virtual_seconds` count
+    `bytes_*`, `operations`, `joules` and `round_seconds` are of the round; `total_*` and `virtual_seconds` count
     from the start. `asked` splits into `arrived`, `late`, `failed` and `surplus`. What not every run has
     is in columns named `setting:`, `layer:` (devices that trained it), `accuracy_level:`,
     `accuracy_class:` and `metric:`, empty where absent. A score that is not an accuracy is in columns named
@@ -375,7 +384,8 @@ def tidy(runs: Sequence[RunRecord]) -> list[dict[str, Cell]]:
         head["finished"] = run.result is not None
         totals: dict[str, float] = {}
         for step in run.rounds:
-            for name in ("bytes_up", "bytes_down", "operations"):
+            energy = ("joules",) if step.joules is not None else ()
+            for name in ("bytes_up", "bytes_down", "operations", *energy):
                 totals[f"total_{name}"] = totals.get(f"total_{name}", 0) + getattr(step, name)
             rows.append(head | _round_cells(step, totals, clean(run.score_name)))
     columns = dict.fromkeys(column for row in rows for column in row)
@@ -398,7 +408,7 @@ def _round_cells(step: RoundRecord, totals: Mapping[str, float], score_name: str
         for name in NUMBERS
     }
     cells |= {f"score:{clean(name)}": value for name, value in step.scores.items()}
-    cells |= totals
+    cells |= totals if step.joules is None else {"joules": step.joules, **totals}
     cells |= {"asked": len(step.devices), **{outcome: outcomes[outcome] for outcome in OUTCOMES}}
     cells |= {f"layer:{clean(name)}": count for name, count in step.layers.items()}
     cells |= {f"{level}{clean(name)}": value for name, value in (step.score_by_level or {}).items()}

@@ -10,6 +10,7 @@ from fedpmt.records import DeviceRecord, RoundRecord
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fedpmt.devices.fleet import Watts
     from fedpmt.records import Outcome
     from fedpmt.simulation.cohort import Assignment, Verdict
     from fedpmt.simulation.loop import Federation, Progress
@@ -23,6 +24,7 @@ def record_round(
     coverage = dict.fromkeys((layer.name for layer in structure.layers), 0)
     devices, operations, wasted = [], 0.0, 0.0
     for one, outcome in zip(assignments, verdict.outcomes, strict=True):
+        share = 1.0  # of its work that it does before the round ends
         if outcome == "arrived":
             operations += one.usage.operations + one.base_operations
             for layer, trained in zip(coverage, mask(structure, one.part), strict=True):
@@ -31,8 +33,12 @@ def record_round(
             spent = max(0.0, verdict.round_seconds - one.base_seconds)
             if one.started is not None:
                 spent = federation.settings.deadline or one.seconds
-            wasted += one.base_operations + one.usage.operations * min(1.0, spent / one.seconds)
-        devices.append(record_device(federation, one, outcome, progress.rounds - 1))
+            share = min(1.0, spent / one.seconds)
+            wasted += one.base_operations + one.usage.operations * share
+        device = record_device(federation, one, outcome, progress.rounds - 1)
+        if one.device.watts is not None:
+            device = device.model_copy(update=spent_joules(one, one.device.watts, share, verdict))
+        devices.append(device)
     return RoundRecord(
         round=progress.rounds,
         virtual_seconds=progress.virtual_seconds,
@@ -42,6 +48,9 @@ def record_round(
         overhead_bytes=sum(one.part.overhead_bytes for one in assignments),
         operations=operations,
         wasted_operations=wasted,
+        joules=None
+        if federation.fleet.watts is None
+        else sum((device.joules or 0.0) + (device.idle_joules or 0.0) for device in devices),
         learning_rate=federation.rate(progress.rounds - 1),
         layers=coverage,
         devices=tuple(devices),
@@ -57,6 +66,8 @@ def record_device(federation: Federation, one: Assignment, outcome: Outcome, ver
     budget, more = federation.planner.budget, dict[str, Any]()
     if budget is not None:
         used = one.seconds if budget.resource == "time" else one.usage.of(budget.resource)
+        if budget.resource == "energy" and one.device.watts is not None:
+            used = task_joules(one, one.device.watts)
         more = {"used": used, "budget": one.plan.limit.of(budget.resource)}
     if one.started is not None:
         late = version - one.version if outcome == "arrived" else None
@@ -77,6 +88,26 @@ def record_device(federation: Federation, one: Assignment, outcome: Outcome, ver
         reason=one.reason,
         **more,
     )
+
+
+def task_joules(one: Assignment, watts: Watts) -> float:
+    """The energy of a device's task, in the seconds it takes: on a real device these are measured."""
+    return watts.joules(max(0.0, one.seconds - one.transfer), one.transfer)
+
+
+def spent_joules(one: Assignment, watts: Watts, share: float, verdict: Verdict) -> dict[str, float]:
+    """What a device spent in a round, as fields of its record: on its own work, and on waiting for the others.
+
+    It stops with a `share` of its task when the round ends without it. On a clock of events nobody waits.
+    """
+    base = watts.joules(one.base_seconds - one.base_transfer, one.base_transfer)
+    waiting = max(0.0, verdict.round_seconds - (share * one.seconds + one.base_seconds))
+    if one.started is not None or not one.able:
+        waiting = 0.0
+    return {
+        "joules": base + share * task_joules(one, watts),
+        "idle_joules": watts.joules(0.0, 0.0, waiting),
+    }
 
 
 def add_holders(progress: Progress, assignments: Sequence[Assignment]) -> dict[int, int] | None:

@@ -122,6 +122,7 @@ def scalars(record: RoundRecord) -> dict[str, float]:
         "virtual_seconds": record.virtual_seconds,
         "bytes_up": record.bytes_up,
         "operations": record.operations,
+        "joules": record.joules,
         "replies": sum(device.outcome == "arrived" for device in record.devices),
         "staleness": sum(late) / len(late) if late else None,
         **record.metrics,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpmt.data.base import FederatedData
-from fedpmt.records import RunRecord
+from fedpmt.records import RunRecord, total_joules
 from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.bookkeeping import add_holders, fit_speeds, record_round
 from fedpmt.simulation.cohort import Verdict, send_base
@@ -54,9 +54,14 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
         server = _server(federation, record.operations / steps)
     times = settings.rounds / steps
     base_bytes = max((one.base_bytes for one in first), default=0)
-    base_operations = max((one.base_operations for one in first), default=0.0)
+    base_operations, base_joules = max((one.base_operations for one in first), default=0.0), 0.0
     if settings.clock == "rounds":
         base_operations = sum(one.base_operations for one in first) / max(1, len(first))
+        base_joules = sum(
+            one.device.watts.joules(one.base_seconds - one.base_transfer, one.base_transfer)
+            for one in first
+            if one.device.watts is not None
+        ) / max(1, len(first))
     members = min(settings.devices, int(times * len(assignments)))
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     for one, shown in sorted(
@@ -75,6 +80,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
                 "download_bytes": one.bytes_down,
                 "memory_bytes": shown.memory_bytes,
                 "operations": shown.operations,
+                "joules": shown.joules,
                 "used": shown.used,
                 "budget": shown.budget,
                 "over_budget": shown.over_budget,
@@ -91,6 +97,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
         "bytes_down": int(record.bytes_down * times) + base_bytes * members,
         "base_bytes": base_bytes,
         "operations": record.operations * times + base_operations * members,
+        "joules": record.joules and record.joules * times + base_joules * members,
         **server,
         "budget_action": settings.limits and method.traits.action(settings.limits.resource),
     }
@@ -174,6 +181,7 @@ def restamp_run(
             "bytes_up": sum(one.bytes_up for one in stamped),
             "bytes_down": sum(one.bytes_down for one in stamped),
             "operations": sum(one.operations for one in stamped),
+            "joules": total_joules(stamped),
             "budget": settings.budget,
             "budget_action": settings.limits and method.traits.action(settings.limits.resource),
         }

@@ -183,6 +183,7 @@ class Totals:
     scores: Mapping[str, float] = field(default_factory=dict)
     best: float | None = None
     stale: int = 0  # evaluations since the best one
+    joules: float | None = None
 
     def plus(self, record: RoundRecord) -> Totals:
         """With one more round."""
@@ -198,6 +199,7 @@ class Totals:
             record.scores if evaluated else self.scores,
             record.score if better else self.best,
             0 if better else self.stale + evaluated,
+            self.joules if record.joules is None else (self.joules or 0.0) + record.joules,
         )
 
     def _improves(self, record: RoundRecord) -> bool:
@@ -453,6 +455,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         bytes_down=totals.bytes_down,
         operations=totals.operations,
         server_operations=totals.server_operations,
+        joules=totals.joules,
         weights_sha256=weights_sha256(predictor.tensors),
         evaluates=predictor.kind,
         score_by_width=None if stopped == "diverged" else score_by_width(federation, progress.state),
