@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reproduction.accuracy import ACCURACY
+from reproduction.blocks import BLOCKS
 from reproduction.comparison import COMPARISON
 from reproduction.completion_time import COMPLETION_TIME
 from reproduction.complexity import COMPLEXITY
@@ -42,5 +43,6 @@ EXPERIMENTS = {
         CIFAR10.experiment,
         ELSEWHERE.experiment,
         ABLATION.experiment,
+        BLOCKS,
     )
 }

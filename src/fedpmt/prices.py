@@ -59,7 +59,7 @@ def layers(
     from fedpmt.pricing.cost_table import layer_table
     from fedpmt.simulation.assemble import make_price
 
-    name, resolved, problem = _priced(model, example, layers, settings)
+    name, resolved, problem = priced(model, example, layers, settings)
     return layer_table(name, make_price(resolved, problem))
 
 
@@ -97,7 +97,7 @@ def cost(
     if model is None and not given.get("model") and given.get("task") not in TASKS:
         # The paper's table is of its own batches and samples.
         given = {**_of_the_paper(given), **{key: value for key, value in given.items() if value is not None}}
-    name, resolved, problem = _priced(model, example, layers, given)
+    name, resolved, problem = priced(model, example, layers, given)
     return model_table(name, make_price(resolved, problem), resolved.depths or problem.depths)
 
 
@@ -135,7 +135,7 @@ def plan(
     from fedpmt.pricing.plan_table import plan_table
     from fedpmt.simulation.assemble import plan as make_plan
 
-    name, resolved, problem = _priced(model, example, layers, settings)
+    name, resolved, problem = priced(model, example, layers, settings)
     fleet = make_fleet(resolved)
     planner = make_plan(resolved, problem, fleet)
     share = None if resolved.plan == "paper" else FedPMT(**typed_options("fedpmt", resolved.options)).share  # type: ignore[arg-type]
@@ -161,11 +161,11 @@ def profile(
     from fedpmt.simulation.profile import profile as measure
     from fedpmt.training.batches import placed
 
-    task, resolved, problem = _priced(model, example, layers, settings, filled=True)
+    task, resolved, problem = priced(model, example, layers, settings, filled=True)
     return {"task": task, **measure(resolved, problem, placed(problem.data.shard(0)), name, repeat)}
 
 
-def _priced(
+def priced(
     model: nn.Module | str | None,
     example: Arrays | None,
     layers: Layers | None,
