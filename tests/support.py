@@ -5,28 +5,41 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from fedpmt.testing.bench import Bench, FlatPrice, flat_cost, samples, small_net
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from torch import nn
 
 __all__ = [
     "FEW",
+    "PRESETS",
     "SMALL",
     "STAGES",
     "Bench",
     "FlatPrice",
     "flat_cost",
     "images",
+    "presets_slow",
     "samples",
     "small_net",
     "stored_accuracy",
 ]
+
+PRESETS = ("embracingfl", "fedolf", "salf", "fedpart", "cocofl", "fedel", "inclusivefl")
+"""Other methods with other values: what is long is checked of these by `make test-slow`."""
+
+
+def presets_slow(names: Iterable[str]) -> list[Any]:
+    """Methods as parameters of a test that takes a while."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in PRESETS else []) for name in names]
+
 
 SMALL: dict[str, Any] = {"devices": 10, "samples": 20, "cohort": 5, "batch": 10, "rounds": 2, "lr": 0.1}
 """Settings of a run that takes a moment."""

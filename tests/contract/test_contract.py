@@ -35,7 +35,7 @@ from fedpmt.testing.checks import (
 )
 from fedpmt.training.server import Yogi
 from fedpmt.types import SettingError
-from support import STAGES
+from support import PRESETS, STAGES, presets_slow
 
 SHARED = {"depths": None, "splitting": "server"}
 ENOUGH = {"fjord": 24, "comet": 80, "fedgkt": 6, "prunefl": 24, "fedasync": 120}
@@ -67,7 +67,8 @@ def cases() -> list[Any]:
     found = []
     for name in METHODS:
         for check in CHECKS:
-            slow = [pytest.mark.slow] if name in ALONE and check is learns_with_default_settings else []
+            alone = name in ALONE and check is learns_with_default_settings
+            slow = [pytest.mark.slow] if alone or (name in PRESETS and check not in ON_A_BENCH) else []
             found.append(pytest.param(name, check, id=f"{name}-{check.__name__}", marks=slow))
     return found
 
@@ -77,7 +78,7 @@ def test_keeps_the_contract(name: str, check: Any) -> None:
     check(subject(name, quick=check is not learns_with_default_settings))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", presets_slow(METHODS))
 def test_keeps_the_contract_on_the_other_clock(name: str) -> None:
     """Methods that usually run on events do on rounds, unless they need an interval, and the others on events."""
     clock = "rounds" if create(name, {}, SHARED).traits.events else "events"

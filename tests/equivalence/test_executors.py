@@ -14,7 +14,7 @@ from torch import nn
 from fedpmt import api, kernels
 from fedpmt.methods.registry import general_methods
 from fedpmt.types import SettingError
-from support import STAGES, images
+from support import STAGES, images, presets_slow
 
 
 def weights(**settings: Any) -> dict[str, torch.Tensor]:
@@ -28,7 +28,7 @@ NEVER_COMPILED = ("depthfl",)
 """Methods whose every device trains a net that compiled code does not know."""
 
 
-@pytest.mark.parametrize("method", general_methods())
+@pytest.mark.parametrize("method", presets_slow(general_methods()))
 @pytest.mark.parametrize("task", ["fcnn-mnist", "cnn-mnist"])
 def test_one_round_agrees_within_rounding(method: str, task: str) -> None:
     options = STAGES.get(method, {})

@@ -213,7 +213,7 @@ QUICK = ("complexity", "leaderboard-embedded-even", "people")
 
 SLOW = (
     "accuracy", "completion-time", "studies", "rivals", "leaderboard-cifar10", "leaderboard-embedded",
-    "leaderboard-embedded-deadline",
+    "leaderboard-embedded-deadline", "tuned-embedded", "ablation",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from fedpmt.models.layered import layered
 from fedpmt.simulation.assemble import check_precision
 from fedpmt.simulation.executors import Parallel
 from fedpmt.types import SettingError
-from support import FEW, STAGES, images
+from support import FEW, STAGES, images, presets_slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,7 +117,7 @@ def test_the_pretended_device_refuses_what_a_real_one_refuses() -> None:
         assert not torch.equal(generator.state, own)
 
 
-@pytest.mark.parametrize("method", general_methods())
+@pytest.mark.parametrize("method", presets_slow(general_methods()))
 def test_all_tensors_of_a_method_are_on_its_device(method: str, tmp_path: Path) -> None:
     check_same(tmp_path, chain, method=method, options=STAGES.get(method, {}))
 
