@@ -35,14 +35,27 @@ from fedpmt.testing.checks import (
 )
 from fedpmt.training.server import Yogi
 from fedpmt.types import SettingError
-from support import PRESETS, STAGES, presets_slow
+from support import PRESETS, STAGES
 
 SHARED = {"depths": None, "splitting": "server"}
 ENOUGH = {"fjord": 24, "comet": 80, "fedgkt": 6, "prunefl": 24, "fedasync": 120}
 """That a method needs to get off the ground, where narrow nets learn little at first, or one device is alone."""
 
-ALONE = ("comet",)
-"""Methods whose devices learn by themselves, a few steps each time they are asked: that takes a minute."""
+LONG = ("comet", "fedgkt", "prunefl", "fiarse", "fedgen")
+"""Methods that need many rounds, or long ones, until they are better than a guess: `make test-slow` waits for them."""
+
+OTHER_CLOCK = (
+    "fedavg",
+    "fedpmt",
+    "heterofl",
+    "fedprox",
+    "scaffold",
+    "feddf",
+    "fedasync",
+    "fedbuff",
+    "timelyfl",
+)
+"""Of each kind one that runs on both clocks, or refuses to; the others are left to `make test-slow`."""
 
 TOGETHER: dict[str, dict[str, Any]] = {"prunefl": {"initial_rounds": 0, "interval": 1}}
 """What lets several devices reply from the first round on."""
@@ -67,8 +80,8 @@ def cases() -> list[Any]:
     found = []
     for name in METHODS:
         for check in CHECKS:
-            alone = name in ALONE and check is learns_with_default_settings
-            slow = [pytest.mark.slow] if alone or (name in PRESETS and check not in ON_A_BENCH) else []
+            long = name in LONG and check is learns_with_default_settings
+            slow = [pytest.mark.slow] if long or (name in PRESETS and check not in ON_A_BENCH) else []
             found.append(pytest.param(name, check, id=f"{name}-{check.__name__}", marks=slow))
     return found
 
@@ -78,7 +91,9 @@ def test_keeps_the_contract(name: str, check: Any) -> None:
     check(subject(name, quick=check is not learns_with_default_settings))
 
 
-@pytest.mark.parametrize("name", presets_slow(METHODS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[] if one in OTHER_CLOCK else [pytest.mark.slow]) for one in METHODS]
+)
 def test_keeps_the_contract_on_the_other_clock(name: str) -> None:
     """Methods that usually run on events do on rounds, unless they need an interval, and the others on events."""
     clock = "rounds" if create(name, {}, SHARED).traits.events else "events"
