@@ -219,8 +219,8 @@ def test_a_keyword_and_the_setting_are_the_same_run_and_the_default_has_its_bits
         ("medain", "did you mean 'median'"),
         ("trimmed", "allowed: clipped:NORM, median, plain, trimmed:SHARE"),
         ("trimmed:0.5", "a share below 1/2 must be left"),
-        ("trimmed:x", "a positive number or fraction is needed"),
-        ("clipped:0", "a positive number or fraction is needed"),
+        ("trimmed:x", "must be a number or a fraction, more than 0"),
+        ("clipped:0", "must be a number or a fraction, more than 0"),
         ("median:2", "mean = 'median:2' is unknown"),
     ],
 )

@@ -191,7 +191,28 @@ class CoverageMean:
                     total.add_(difference)
 
 
-class TrimmedMean(CoverageMean):
+class RobustMean(CoverageMean):
+    """A mean that false replies cannot move at will; it compares differences as they are."""
+
+    def add(
+        self,
+        part: Part,
+        update: Tensors,
+        weight: float,
+        stretches: Mapping[str, Stretch] | None = None,
+        discount: float = 1.0,
+    ) -> None:
+        """Fold in what one device changed; stretched differences are refused."""
+        if stretches:
+            raise ValueError("a robust mean compares differences as they are, not stretched ones")
+        self.guard(part, update, weight, discount)
+
+    def guard(self, part: Part, update: Tensors, weight: float, discount: float) -> None:
+        """Take in a difference so that it cannot do much harm."""
+        raise NotImplementedError
+
+
+class TrimmedMean(RobustMean):
     """The mean of each entry over its trainers but for the largest and smallest values; holds all replies.
 
     With n_j devices in C_j, floor(share n_j) values are cut at either end, and at least one or two are left: at a share
@@ -203,17 +224,8 @@ class TrimmedMean(CoverageMean):
         self._share = share
         self._replies: list[tuple[Part, Tensors]] = []
 
-    def add(
-        self,
-        part: Part,
-        update: Tensors,
-        weight: float,
-        stretches: Mapping[str, Stretch] | None = None,
-        discount: float = 1.0,
-    ) -> None:
+    def guard(self, part: Part, update: Tensors, weight: float, discount: float) -> None:
         """Keep what one device changed."""
-        if stretches:
-            raise ValueError("a robust mean compares differences as they are, not stretched ones")
         if discount != 1:
             update = {name: change * discount for name, change in update.items()}
         self._replies.append((part, update))
@@ -258,28 +270,19 @@ def _trim(values: Tensor, counts: Tensor, share: float) -> Tensor:
     return values.sort(dim=0).values.where(kept, 0).sum(dim=0) / (counts - 2 * cut).clamp(min=1)
 
 
-class ClippedMean(CoverageMean):
+class ClippedMean(RobustMean):
     """The mean of updates none of which is longer than a limit: longer ones are scaled down to it, as a whole."""
 
     def __init__(self, weights: Tensors, rule: Rule, limit: float) -> None:
         super().__init__(weights, rule)
         self._limit = limit
 
-    def add(
-        self,
-        part: Part,
-        update: Tensors,
-        weight: float,
-        stretches: Mapping[str, Stretch] | None = None,
-        discount: float = 1.0,
-    ) -> None:
+    def guard(self, part: Part, update: Tensors, weight: float, discount: float) -> None:
         """Fold in what one device changed, Δ min(1, C / ‖Δ‖)."""
-        if stretches:
-            raise ValueError("a robust mean compares differences as they are, not stretched ones")
         norm = math.sqrt(sum(float(change.double().square().sum()) for change in update.values()))
         if norm > self._limit:
             update = {name: change * (self._limit / norm) for name, change in update.items()}
-        super().add(part, update, weight, discount=discount)
+        CoverageMean.add(self, part, update, weight, discount=discount)
 
 
 def make_mean(weights: Tensors, rule: Rule, mean: str) -> CoverageMean:

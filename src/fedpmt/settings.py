@@ -195,8 +195,8 @@ class Settings(BaseModel):
     )
     step_every: str | None = Field(
         None,
-        description="with clock = events: the server steps, and hands out work, every so many virtual seconds; or "
-        "fastest:SHARE, as long as this share of the fleet needs at most for a whole local round",
+        description="with clock = events: the server steps, and hands out work, at intervals of this many virtual "
+        "seconds; or fastest:SHARE, as long as this share of the fleet needs at most for a whole local round",
     )
     concurrency: int | None = Field(
         None, ge=1, description="with clock = events: devices at work at a time; default: the cohort"
@@ -851,8 +851,8 @@ def parse_number(key: str, text: str, *, zero: bool = False) -> float:
     except (ValueError, ZeroDivisionError):
         value = math.nan
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        needed = "0, a positive number" if zero else "a positive number"
-        raise SettingError(f"{key} = '{text}' is refused: {needed} or fraction is needed")
+        least = "0 or more" if zero else "more than 0"
+        raise SettingError(f"{key} = '{text}' must be a number or a fraction, {least}")
     return value
 
 

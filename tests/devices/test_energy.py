@@ -169,10 +169,13 @@ def test_of_very_many_kinds_the_weakest_is_that_with_the_most_joules() -> None:
     [
         ([FAST, {"speed": 1}], r"fleet\[1\]: watts_computing must be stated for all devices"),
         ([{"speed": 1, "watts_idle": 2}], r"fleet\[0\]: watts_computing must be stated"),
-        ([{"speed": 1, "watts_computing": 0}], "watts_computing = '0' is refused: a positive number"),
+        (
+            [{"speed": 1, "watts_computing": 0}],
+            "watts_computing = '0' must be a number or a fraction, more than 0",
+        ),
         (
             [{"speed": 1, "watts_computing": 1, "watts_idle": -1}],
-            "watts_idle = '-1' is refused: 0, a positive",
+            "watts_idle = '-1' must be a number or a fraction, 0 or more",
         ),
         ([{"speed": 1, "watts": 1}], "column = 'watts' is unknown"),
     ],

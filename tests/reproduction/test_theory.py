@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpmt.seeds import generator
-from reproduction.theory import Constants, least_offset, loss_bound, splitting_constant
+from reproduction.theory import Constants, least_offset, loss_bound, splitting_constant, studies
 from reproduction.theory.bound import interval, level, ratio, slope, unbiased_bound
 from reproduction.theory.descent import (
     CHUNK,
@@ -218,15 +218,8 @@ def test_fixed_levels_end_on_the_computed_floor_and_redrawn_ones_do_not() -> Non
 
 
 PLANS = [
-    Arm(f"{plan}, {normalise}", (2, 2), 48.0, plan=plan, normalise=normalise)  # type: ignore[arg-type]
-    for plan, normalise in (
-        ("paper", "none"),
-        ("traded", "none"),
-        ("traded", "steps"),
-        ("rotated", "none"),
-        ("rotated", "steps"),
-        ("rotated", "draws"),
-    )
+    Arm(f"{plan}, {normalise}", (2, 2), 48.0, plan=plan, normalise=normalise)
+    for plan, normalise in studies.PLANS
 ]
 
 

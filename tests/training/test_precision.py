@@ -200,7 +200,7 @@ def test_a_precision_that_never_acts_is_said(
         ({"frozen_precision": "int8", "mode": "paper"}, "frozen-precision = 'int8' needs mode = 'exact'"),
         ({"precision_seconds": "int8=0.3"}, "precision-seconds = 'int8=0.3' does nothing"),
         ({"precision": "bf16", "precision_seconds": "fp16=1"}, "precision-seconds = 'fp16' is unknown"),
-        ({"precision": "bf16", "precision_seconds": "bf16"}, "a positive number or fraction is needed"),
+        ({"precision": "bf16", "precision_seconds": "bf16"}, "must be a number or a fraction, more than 0"),
     ],
 )
 def test_what_is_refused(given: dict[str, Any], refused: str) -> None:

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from fedpmt.aggregation import Rule
     from fedpmt.methods.base import Round
     from fedpmt.parts.part import Part
-    from fedpmt.pricing.meter import Plan as DevicePlan
+    from fedpmt.pricing.meter import Plan
     from fedpmt.training.messages import Client, Task
 
-Plan = Literal["paper", "traded", "rotated"]
+PlanName = Literal["paper", "traded", "rotated"]
 Block = Literal["suffix", "random-suffix", "cycle", "window", "random-block", "middle", "prefix"]
 DRAWN = ("random-suffix", "random-block")
 Average = Literal["trainers", "blend"]
@@ -65,9 +65,9 @@ class FedPMT(PartAveraging):
     average: Average = "trainers"  # equation 7, or blended with the old value by the share of trainers
     full_rounds: int = FULL_ROUNDS  # of a cycle, in which all layers are trained
     layer_rounds: int = LAYER_ROUNDS  # of a cycle, for each layer
-    plan: Plan = "paper"  # what a device does with its budget
+    plan: PlanName = "paper"  # what a device does with its budget
     share: float = 0.5  # s: of its steps, the least that a traded plan leaves
-    every: int = 4  # R: a rotated plan trains all layers once in so many rounds of a device, on average
+    every: int = 4  # R: with a rotated plan, one in R of a device's rounds trains all layers, on average
 
     def __post_init__(self) -> None:
         require(
@@ -134,7 +134,7 @@ class FedPMT(PartAveraging):
         task = with_steps(send(state.tensors, (drawn.part,)), client, drawn.steps)
         return replace(task, chances=chances)
 
-    def chances(self, state: Averaged, plan: DevicePlan) -> tuple[Chance, ...]:
+    def chances(self, state: Averaged, plan: Plan) -> tuple[Chance, ...]:
         """What a device may be asked for: the traded pair, and now and then all layers that it has the memory for."""
         masks = self.masks(state)
         if self.plan != "rotated":

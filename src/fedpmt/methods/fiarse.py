@@ -199,5 +199,5 @@ class FIARSE(PartAveraging):
 
 
 def position_bytes(entries: int, active: int) -> int:
-    """Bytes that tell which of so many entries are active: a bit for each, or the position of each active one."""
+    """Bytes that say which entries are active: one bit per entry, or the positions of the active ones."""
     return min(math.ceil(entries / 8), INDEX_BYTES * active)
