@@ -13,7 +13,7 @@ from fedpmt.parts.depth import full
 from fedpmt.parts.part import mask
 from fedpmt.pricing.plan import splitting_constant
 from fedpmt.pricing.price import Mode
-from fedpmt.pricing.text_table import text_table
+from fedpmt.pricing.text_table import WIDTH, text_table, wrap
 from fedpmt.types import shown_bytes, shown_joules
 
 if TYPE_CHECKING:
@@ -69,6 +69,10 @@ class PlanTable(BaseModel):
     base_seconds: float = 0.0  # how long the slowest link takes for it
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int = WIDTH) -> str:
+        """Return the plan as text of at most this many columns."""
         deadline = "none" if self.deadline is None or self.fitted else f"{self.deadline:g} s"
         title = f"{self.task}, assigned by {self.assign}, prices {self.mode}, deadline {deadline}"
         if self.plan != "paper":
@@ -81,7 +85,8 @@ class PlanTable(BaseModel):
         else:
             columns += ["steps", "deeper", "seconds", "energy" if energy else "memory"]
             rows = self._traded_rows()
-        return "\n".join([text_table(title, columns, rows, names=(0, 4)), *self._sentences()])
+        table = text_table(title, columns, rows, names=(0, 4), width=width)
+        return "\n".join([table, *(line for text in self._sentences() for line in wrap(text, width))])
 
     def _traded_rows(self) -> list[list[str]]:
         return [
