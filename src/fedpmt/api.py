@@ -33,7 +33,15 @@ from fedpmt.models.nets import NETS, PRETRAINED, RANDOM, TASKS, net
 from fedpmt.progress import show_progress
 from fedpmt.records import ACCURACY, RunRecord, check_target
 from fedpmt.runs import Run, Runs, Scratch, read_run, resumable
-from fedpmt.settings import OWN_TASK, RunSettings, Settings, resolve
+from fedpmt.settings import (
+    FINGERPRINT,
+    OWN_TASK,
+    RunSettings,
+    Settings,
+    check_privacy,
+    resolve,
+    unknown_setting,
+)
 from fedpmt.simulation.callbacks import OnRound, call_each
 from fedpmt.simulation.runner import exclusive, is_finished, open_folder, simulate
 from fedpmt.training.optimizers import Custom, Optimizer
@@ -336,6 +344,9 @@ def make_request(
 ) -> Request:
     """Resolve and check everything that can be known before torch or data is loaded, then look at a user's model."""
     own = own or Own()
+    if FINGERPRINT in settings:
+        raise unknown_setting(FINGERPRINT)
+    check_privacy(settings)
     given, model = with_model(settings, own.model, own.layers)
     given, own = _with_samples(given, model, own)
     given, optimizer, rate = own_training(given)

@@ -232,6 +232,7 @@ class ResultRecord(Scored):
     weights_sha256: str
     server_operations: float = 0.0
     joules: float | None = None  # of devices, waiting included; None where the fleet states no watts
+    epsilon: float | None = None  # ε at dp_delta, of a device that was in every round; None without privacy
     evaluates: Evaluated = "global"
     score_by_width: dict[str, float] | None = None  # of narrow nets, by their share of the channels
     clients: ClientScores | None = None  # on their own test samples, at the last evaluation
@@ -338,8 +339,9 @@ def read_result(folder: Path) -> ResultRecord | None:
         raise SettingError(f"{path} is not a run's result ({error.errors()[0]['msg']})") from error
 
 
-def read_run(folder: Path) -> RunRecord:
+def read_run(folder: str | Path) -> RunRecord:
     """Read one run folder, finished or not."""
+    folder = Path(folder)
     settings = read_config(folder)
     if settings is None:
         raise SettingError(f"'{folder}' is not a run folder (no {CONFIG} in it)")

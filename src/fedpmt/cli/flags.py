@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic_core import PydanticUndefined
 
-from fedpmt.settings import Settings, read_toml
+from fedpmt.settings import FINGERPRINT, Settings, read_toml
 from fedpmt.types import SettingError
 
 GROUPS = {
@@ -123,15 +123,28 @@ METAVARS = {
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")
 
 
-def with_settings(without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one flag per setting; it gets those that were typed, as a dict `given`."""
-    names = [name for name in Settings.model_fields if name not in (*without, "digest")]
+OF_FILE = ("out", "seeds")
+"""Arguments of commands that a settings file may hold, too."""
+
+
+def with_settings(
+    without: Sequence[str] = (), of_file: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one flag per setting; it gets those that were typed, as a dict `given`.
+
+    Args:
+        without: Settings that the command has no flags for.
+        of_file: Those of its own arguments, with the default None, that a settings file may hold.
+    """
+    names = [name for name in Settings.model_fields if name not in (*without, FINGERPRINT)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def wrapped(**arguments: Any) -> None:
             typed = {name: arguments.pop(name) for name in names}
             given = {name: value for name, value in typed.items() if value not in (None, [], ())}
-            command(given=merged(arguments.pop("config"), given), **arguments)
+            merged_settings = merged(arguments.pop("config"), given)
+            found = _take_arguments(merged_settings, of_file)
+            command(given=merged_settings, **{**found, **_without_none(arguments, found)})
 
         own = [
             parameter
@@ -197,12 +210,40 @@ def _metavar(name: str, annotation: Any) -> str:
 
 def merged(config: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     """The file's settings, then the flags."""
-    given = {key.replace("-", "_"): value for key, value in (read_toml(config) if config else {}).items()}
-    options = given.get("options", {})
-    if not isinstance(options, dict):
-        raise SettingError("options is a table: [options] and KEY = VALUE lines below it")
+    given = read_toml(config) if config else {}
     # --set METHOD.KEY=VALUE says which method it is for; the file's options are for the method that runs.
-    return {**given, **flags, "options": {**_flat(options), **_options(flags.get("options", ()))}}
+    options = {key: value for name in ("options", "set") for key, value in _table(given, name).items()}
+    for key, value in given.items():
+        if isinstance(value, dict):
+            raise SettingError(f"[{key}] is no setting; a method's own settings stand in [options.{key}]")
+    return {**given, **flags, "options": {**options, **_options(flags.get("options", ()))}}
+
+
+def _table(given: dict[str, Any], name: str) -> dict[str, Any]:
+    """Take the methods' own settings out of a file: a table, or a list as on the command line."""
+    found = given.pop(name, {})
+    if isinstance(found, list) and all(isinstance(text, str) for text in found):
+        return dict(_options(found))
+    if not isinstance(found, dict):
+        raise SettingError(f"{name} is a table: [{name}] and KEY = VALUE lines below it")
+    return _flat(found)
+
+
+def _take_arguments(given: dict[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+    """Take a command's own arguments out of the settings of a file; one that keeps no records needs none of them."""
+    found = {key: given.pop(key) for key in OF_FILE if key in given}
+    if wanted and "seeds" in found and "seeds" not in wanted:
+        raise SettingError("seeds is for `fedpmt compare`; a single run has a seed")
+    if "out" in found and not isinstance(found["out"], str):
+        raise SettingError(f"out must be the path of a folder (got {found['out']})")
+    if isinstance(found.get("seeds"), list):
+        found["seeds"] = ",".join(map(str, found["seeds"]))
+    kinds = {"out": Path, "seeds": str}
+    return {key: kinds[key](value) for key, value in found.items() if key in wanted}
+
+
+def _without_none(arguments: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in arguments.items() if value is not None or key not in found}
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:

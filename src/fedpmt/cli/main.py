@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ import typer
 from fedpmt import __version__
 from fedpmt.cli import data, deploy, prices, report, runs
 from fedpmt.cli.show import say, warnings
-from fedpmt.types import SettingError
+from fedpmt.types import SettingError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,6 +117,7 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
         The exit code.
     """
     command, short = typer.main.get_command(app), name.rpartition(" ")[2]
+    _accept_all_letters()
     try:
         with interruptible(), warnings():
             code = command.main(
@@ -144,5 +146,12 @@ def run_app(app: typer.Typer, name: str, arguments: Sequence[str] | None = None)
         return FAILED
 
 
+def _accept_all_letters() -> None:
+    """Let a stream show a letter that its encoding lacks as a question mark, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
 def _one_line(error: object) -> str:
-    return " ".join(str(error).split())
+    return printable(" ".join(str(error).split()))

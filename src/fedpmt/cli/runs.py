@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from fedpmt.progress import show_progress
 from fedpmt.records import ResultRecord, RunRecord
 from fedpmt.report import tables
 from fedpmt.report.budgets import ACTIONS, BudgetRow, budgets
-from fedpmt.settings import Settings
+from fedpmt.settings import Settings, stored_settings
 from fedpmt.simulation.callbacks import TRACKERS, OnRound, Tracker, call_each
 from fedpmt.simulation.runner import differing
 from fedpmt.types import SettingError, shown_bytes, shown_joules
@@ -55,10 +56,13 @@ Track = Annotated[
         rich_help_panel="The run",
     ),
 ]
-Seeds = Annotated[str, typer.Option(help="Seeds, as 0-2,7.", rich_help_panel="Training")]
+Seeds = Annotated[
+    str | None, typer.Option(help="Seeds, as 0-2,7 (default: 0).", rich_help_panel="Training")
+]
+MOST_SEEDS, MOST_DIGITS = 1_000, 18
 
 
-@with_settings()
+@with_settings(of_file=("out",))
 def run(
     given: dict[str, Any],
     out: Out = None,
@@ -74,6 +78,8 @@ def run(
         _predict(request, out or RUNS, as_json=as_json)
         return
     folder = out or _folder(settings, resume=resume, extend="rounds" in given)
+    if resume:
+        check_begun(folder, [folder])
     with tracked(track) as trackers, watched(request, folder) as (on_start, watching):
         on_round = call_each([watching, *trackers])
         finished = api.start(request, folder, resume=resume, on_round=on_round, on_start=on_start)
@@ -89,11 +95,11 @@ def run(
     _show_budgets(budgets([finished]))
 
 
-@with_settings(without=("method", "seed"))
+@with_settings(without=("method", "seed"), of_file=("out", "seeds"))
 def compare(
     given: dict[str, Any],
     methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Any of `fedpmt methods`.")],
-    seeds: Seeds = "0",
+    seeds: Seeds = None,
     out: Out = None,
     resume: Resume = False,
     track: Track = None,
@@ -103,7 +109,7 @@ def compare(
     """Run several methods on the same data, fleet, budgets and seeds, and compare them."""
     if len(set(methods)) < len(methods):
         raise SettingError("compare: a method is named twice")
-    chosen = parse_seeds(seeds)
+    chosen = parse_seeds(seeds or str(given.get("seed", 0)))
     requests = api.compare_requests(methods, chosen, given)
     if dry_run:
         for _, request in requests:
@@ -117,9 +123,17 @@ def compare(
                 f"out = '{parent}' already holds runs; continue them with --resume or name another folder"
             )
         parent = _fresh(parent)
+    if resume:
+        check_begun(parent, [parent / name for name, _ in requests])
     with tracked(track) as trackers:
         finished = api.compare(
-            methods, seeds=chosen, out=parent, resume=resume, watch=watched, on_round=trackers, **given
+            methods,
+            seeds=chosen,
+            out=parent,
+            resume=resume,
+            watch=partial(watched, resumed=parent),
+            on_round=trackers,
+            **given,
         )
     spent = budgets(finished)
     if as_json:
@@ -183,8 +197,7 @@ def methods(as_json: Json = False) -> None:
 def request_for(given: dict[str, Any], out: Path | None, *, resume: bool) -> api.Request:
     """What was typed, over the stored settings of the run that is resumed."""
     stored = records.read_config(out) if resume and out is not None and out.is_dir() else None
-    # What settings only name is looked at again: the fingerprint must come out as before.
-    stored = stored and {key: value for key, value in stored.items() if key != "digest"}
+    stored = stored and stored_settings(stored)
     method = str(
         given.get("method") or (stored or {}).get("method") or Settings.model_fields["method"].default
     )
@@ -209,16 +222,28 @@ def tracked(names: list[str] | None) -> Iterator[list[Tracker]]:
 
 
 @contextlib.contextmanager
-def watched(request: api.Request, folder: Path) -> Iterator[tuple[Callable[[], None], OnRound]]:
-    """Say where a run's records go once it starts, and show its progress."""
+def watched(
+    request: api.Request, folder: Path, *, resumed: Path | None = None
+) -> Iterator[tuple[Callable[[], None], OnRound]]:
+    """Say where a run's records go once it starts, and show its progress.
+
+    `resumed` is the folder that continues the command, if it is not the run's own.
+    """
     settings = request.settings
     name = f"{settings.method}, seed {settings.seed}"
     try:
         with show_progress(name, settings.rounds, shown=True) as on_round:
             yield lambda: show.say(f"{name}: {folder}"), on_round
     except KeyboardInterrupt:
-        show.say(f"interrupted; continue with --resume --out {folder}")
+        show.say(f"interrupted; continue with --resume --out {resumed or folder}")
         raise
+
+
+def check_begun(folder: Path, runs: Sequence[Path]) -> None:
+    """Refuse to resume where none of these runs has been begun."""
+    other = folder in runs and folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+    if not other and not any((run / records.CONFIG).exists() for run in runs):
+        raise SettingError(f"out = '{folder}' holds no run to continue; leave out --resume to begin one")
 
 
 def _result(finished: RunRecord) -> ResultRecord:
@@ -250,6 +275,8 @@ def _folder(settings: Settings, *, resume: bool, extend: bool) -> Path:
         fewer = [path for path, one in same.items() if extend and one.get("rounds", 0) < settings.rounds]
         if whole or fewer:
             return (whole or fewer)[0]
+    if resume:
+        raise SettingError(f"'{RUNS}' holds no run of these settings to continue; name its folder with --out")
     return _fresh(base)
 
 
@@ -321,12 +348,16 @@ def parse_seeds(text: str) -> list[int]:
     >>> parse_seeds("0-2,7")
     [0, 1, 2, 7]
     """
-    seeds: list[int] = []
+    spans: list[range] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        right = first.isdecimal() and (last.isdecimal() or not dash)
+        if not right or max(len(first), len(last)) > MOST_DIGITS:
             raise SettingError(f"seeds = '{text}' is refused: write whole numbers and ranges, as 0-2,7")
-        seeds += range(int(first), int(last or first) + 1)
+        spans.append(range(int(first), int(last or first) + 1))
+    if sum(map(len, spans)) > MOST_SEEDS:
+        raise SettingError(f"seeds = '{text}' is refused: at most {MOST_SEEDS} seeds can be compared")
+    seeds = [seed for span in spans for seed in span]
     if len(set(seeds)) < len(seeds) or not seeds:
         raise SettingError(f"seeds = '{text}' is refused: no seed, or one named twice")
     return seeds

@@ -19,6 +19,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedpmt.report.quantities import score_title
+from fedpmt.types import printable
 
 if TYPE_CHECKING:
     from fedpmt.records import ResultRecord
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
     """Print a table; the first columns are text, the others numbers."""
-    shown = Table(title=title, title_justify="left", title_style="bold")
+    shown = Table(title=printable(title), title_justify="left", title_style="bold")
     for position, column in enumerate(columns):
         shown.add_column(column, justify="left" if position < left else "right", overflow="fold")
     for row in rows:
-        shown.add_row(*row)
+        shown.add_row(*map(printable, row))
     console = Console()
-    # A pipe has no width of its own: let the table be as wide as it needs.
-    Console(width=None if console.is_terminal else 200).print(shown)
+    # A pipe has no width of its own: let the table be as wide as it needs. Brackets in names are no markup.
+    Console(width=None if console.is_terminal else 200, markup=False, emoji=False).print(shown)
 
 
 def texts_table(title: str, rows: Sequence[Mapping[str, str]], left: int = 1) -> None:
@@ -44,7 +45,7 @@ def texts_table(title: str, rows: Sequence[Mapping[str, str]], left: int = 1) ->
 
 def say(text: str) -> None:
     """A line for a person, out of the way of results."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 class _Lines(logging.Handler):
@@ -81,7 +82,7 @@ NOT_SHOWN = set[str](
 
 def result_fields(result: ResultRecord) -> dict[str, Any]:
     """What a run ended with, its score under its own name."""
-    absent = {"joules"} if result.joules is None else set[str]()
+    absent = {key for key in ("joules", "epsilon") if getattr(result, key) is None}
     values = result.model_dump(mode="json", exclude=NOT_SHOWN | absent)
     scored = {score_title(result.score_name): result.score_text}
     scored |= {score_title(name): f"{value:.4g}" for name, value in result.scores.items()}

@@ -456,6 +456,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         operations=totals.operations,
         server_operations=totals.server_operations,
         joules=totals.joules,
+        epsilon=federation.epsilon(progress) if settings.dp_clip is not None and settings.dp_noise else None,
         weights_sha256=weights_sha256(predictor.tensors),
         evaluates=predictor.kind,
         score_by_width=None if stopped == "diverged" else score_by_width(federation, progress.state),
