@@ -78,6 +78,11 @@ def deploy(
     """Train on Flower: a SuperLink and one SuperNode per device, started and stopped here.
 
     `--deadline` is real seconds of a round here; a reply that is late, lost or refused is recorded as such.
+
+    Examples:
+      fedpmt deploy --samples 800 --lr 0.1 --rounds 6
+      fedpmt deploy --write-only --out my-app
+      fedpmt deploy --secagg --min-devices 3
     """
     from fedpmt.flower.deploy import SMALL, Places, deploy_here, split_settings, write
 
@@ -136,7 +141,9 @@ def _tables(finished: RunRecord) -> None:
         "weights_sha256": result.weights_sha256,
         "records": result.run,
     }
-    show.table(f"{result.method} on {result.data}, {result.partition}", ("", "value"), show.as_rows(shown))
+    show.sentence(f"{result.method} on {result.data}, {result.partition}")
+    show.facts(shown)
+    print()
     of_device: dict[int, list[DeviceRecord]] = defaultdict(list)
     for step in finished.rounds:
         for one in step.devices:

@@ -80,7 +80,13 @@ FLEET_ONLY = ("devices", "levels", "fleet", "availability", "assign", "deadline"
 def cost(
     given: dict[str, Any], input_shape: InputShape = None, draw: Draw = None, as_json: Json = False
 ) -> None:
-    """Price every depth of a net for one batch, with FedDrop matched to it. Nothing is trained."""
+    """Price every depth of a net for one batch, with FedDrop matched to it. Nothing is trained.
+
+    Examples:
+      fedpmt cost --task cnn-cifar10
+      fedpmt cost --task cnn-cifar10 --mode paper --draw net.svg
+      fedpmt cost --model my_module:make_net --input-shape 3,32,32
+    """
     given.pop("options", None)
     table = prices.cost(**given, example=_example(input_shape))
     if draw is not None:
@@ -91,15 +97,20 @@ def cost(
         except OSError as error:
             raise SettingError(f"draw = '{draw}' cannot be written: {error.strerror}") from error
         show.say(f"drawn: {draw}")
-    print(table.model_dump_json() if as_json else table)
+    show.out(table.model_dump_json() if as_json else table.text(show.width()))
 
 
 @with_settings(without=(*TRAINING_ONLY, "lr"))
 def plan(given: dict[str, Any], input_shape: InputShape = None, as_json: Json = False) -> None:
-    """From speeds and a deadline: what each device trains, how long it takes, and what that costs."""
+    """From speeds and a deadline: what each device trains, how long it takes, and what that costs.
+
+    Examples:
+      fedpmt plan --deadline 30
+      fedpmt plan --fleet devices.csv --deadline 30 --task cnn-cifar10
+    """
     given["options"] = options_for("fedpmt", given.get("options", {}))
     table = prices.plan(**given, example=_example(input_shape))
-    print(table.model_dump_json() if as_json else table)
+    show.out(table.model_dump_json() if as_json else table.text(show.width()))
 
 
 @with_settings(without=(*TRAINING_ONLY, *FLEET_ONLY))
@@ -112,7 +123,12 @@ def profile(
     ] = 5,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine: seconds per sample and peak memory of each depth, as a row for the fleet CSV."""
+    """Measure this machine: seconds per sample and peak memory of each depth, as a row for the fleet CSV.
+
+    Examples:
+      fedpmt profile
+      fedpmt profile --task cnn-cifar10 --name raspberry
+    """
     given.pop("options", None)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks of itself otherwise
     measured = prices.profile(**given, example=_example(input_shape), name=name, repeat=repeat)
@@ -130,7 +146,7 @@ def profile(
     ]
     title = f"{measured['task']}, batch {measured['batch']}, on {name}"
     columns = ("depth", "trains from", "microseconds a sample", "peak memory")
-    print(text_table(title, columns, rows, names=(1,)))
+    show.out(text_table(title, columns, rows, names=(1,), width=show.width()))
     if measured["frozen_seconds_per_sample"]:
         print(_precisions(measured["frozen_seconds_per_sample"]))
     print(measured["csv"])
