@@ -11,16 +11,16 @@ import typer
 
 from fedpmt.cli import show
 from fedpmt.cli.flags import GROUPS, HANGING, default_value, describe
-from fedpmt.pricing.text_table import wrap
+from fedpmt.pricing.text_table import WIDTH, wrap
 from fedpmt.types import SettingError
 
-WIDTH = 100
 HEAD = """\
-# Settings of fedpmt, with their defaults. Use them with: fedpmt run --config {name}
-# Lines that begin with "# name =" are not set: their defaults hang on other settings, or there is none.
+# Settings of fedpmt, with their defaults: fedpmt run --config {name}
+# Lines that begin with "# name =" set nothing: the default hangs on other
+# settings, or there is none.
 """
 OPTIONS = """
-# The methods' own settings (`fedpmt methods NAME` lists them), in a table for each method.
+# The methods' own settings, which `fedpmt methods NAME` lists; a table for each.
 # [options.fedprox]
 # mu = 1.0
 """

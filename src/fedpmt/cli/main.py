@@ -143,6 +143,8 @@ def _program(
 
 
 SHELLS = ("bash", "zsh", "fish")
+COMPLETE = "_FEDPMT_COMPLETE"
+"""Where the shell says that it wants to know how a line may go on."""
 
 
 def _shells() -> list[str]:
@@ -165,7 +167,7 @@ def completion(
         raise SettingError.unknown("shell", shell, SHELLS)
     from typer.completion import get_completion_script
 
-    print(get_completion_script(prog_name="fedpmt", complete_var="_FEDPMT_COMPLETE", shell=shell))
+    print(get_completion_script(prog_name="fedpmt", complete_var=COMPLETE, shell=shell))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -175,6 +177,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def program(arguments: Sequence[str] | None = None) -> int:
     """Run `fedpmt` and return its exit code."""
+    if COMPLETE in os.environ:
+        from typer.completion import completion_init
+
+        completion_init()
     return run_app(app, "fedpmt", arguments)
 
 

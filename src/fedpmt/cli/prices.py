@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 InputShape = Annotated[
     str | None,
     typer.Option(
-        help="With --model: the shape of one input of real numbers, instead of --data.",
+        help="With --model: the shape of one input of real numbers, instead of --data (default: none).",
         metavar="3,32,32",
         rich_help_panel="What is learned",
     ),
 ]
 Draw = Annotated[
-    Path | None, typer.Option(help="Also picture what each depth trains, as SVG, PNG or PDF.", metavar="FILE")
+    Path | None,
+    typer.Option(
+        help="Also picture what each depth trains, as SVG, PNG or PDF (default: none).", metavar="FILE"
+    ),
 ]
 
 

@@ -12,6 +12,9 @@ from fedpmt.pricing.text_table import WIDTH, text_table, wrap
 from fedpmt.types import printable
 
 NARROWEST = 40
+COPIED = ("run", "runs", "next", "run it")
+"""Facts that people copy: they stay in one line."""
+
 SPARKS = "▁▂▃▄▅▆▇█"
 PLAIN = str.maketrans(
     {
@@ -86,7 +89,8 @@ def facts(values: Mapping[str, str]) -> None:
     """Print names and values, one below the other; a value that does not fit goes on in the next line."""
     size = max(map(len, values)) + 2
     for name, value in values.items():
-        lines = wrap(writable(printable(value)), max(width() - size, NARROWEST // 2), shorten=False)
+        text = writable(printable(value))
+        lines = [text] if name in COPIED else wrap(text, width() - size, shorten=False)
         for number, line in enumerate(lines):
             out(f"{'' if number else name:{size}}{line}")
 
