@@ -384,11 +384,11 @@ def test_time_left_leaves_start_up_out() -> None:
     resumed = Pace(100, iter([0.0, 0.1]).__next__)
     resumed.see(50)
     resumed.see(51)
-    assert resumed.words == "10 rounds/s, 5 s left"
+    assert resumed.words == "10.0 rounds/s, 5 s left"
     over = Pace(2, iter([0.0, 0.5]).__next__)
     over.see(1)
     over.see(2)
-    assert over.words == "2 rounds/s"
+    assert over.words == "2.0 rounds/s"
 
 
 def test_the_bar_shows_score_rounds_speed_and_time_left() -> None:
@@ -403,7 +403,7 @@ def test_the_bar_shows_score_rounds_speed_and_time_left() -> None:
             for number in (1, 2):
                 on_record(step(number, 0.5))
         plain = re.sub(r"\x1b\[[?\w]*[A-Za-z]", "", file.getvalue())
-        line = next(line for line in re.split(r"[\r\n]", plain) if "2/9" in line)
+        line = [line for line in re.split(r"[\r\n]", plain) if "2/9" in line][-1]
         assert all(word in line for word in words)
         assert len(line.rstrip()) <= width
 
