@@ -473,7 +473,9 @@ class Settings(BaseModel):
             raise SettingError("score-on = 'validation' needs validation data, e.g. --validation 0.1")
         changed = {key: getattr(self, key) for key in PRIVACY}
         usual = {key: type(self).model_fields[key].default for key in PRIVACY}
-        check_privacy({"dp_clip": self.dp_clip, **{key: one for key, one in changed.items() if one != usual[key]}})
+        check_privacy(
+            {"dp_clip": self.dp_clip, **{key: one for key, one in changed.items() if one != usual[key]}}
+        )
         _check_precision(self)
         _check_clock(self)
         _check_tolerance(self)
@@ -730,7 +732,9 @@ def check_privacy(given: Mapping[str, Any]) -> None:
 
 def unknown_setting(key: str) -> SettingError:
     """The error of a key that is no setting, with the nearest that is one."""
-    return SettingError.unknown("setting", key, [name for name in Settings.model_fields if name != FINGERPRINT])
+    return SettingError.unknown(
+        "setting", key, [name for name in Settings.model_fields if name != FINGERPRINT]
+    )
 
 
 def stored_settings(config: Mapping[str, Any]) -> dict[str, Any]:

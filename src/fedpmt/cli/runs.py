@@ -56,9 +56,7 @@ Track = Annotated[
         rich_help_panel="The run",
     ),
 ]
-Seeds = Annotated[
-    str | None, typer.Option(help="Seeds, as 0-2,7 (default: 0).", rich_help_panel="Training")
-]
+Seeds = Annotated[str | None, typer.Option(help="Seeds, as 0-2,7 (default: 0).", rich_help_panel="Training")]
 MOST_SEEDS, MOST_DIGITS = 1_000, 18
 
 
