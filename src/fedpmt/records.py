@@ -17,7 +17,7 @@ import json
 import math
 import os
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,7 +28,7 @@ from fedpmt.resources import ROUNDING
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 CONFIG, ROUNDS, RESULT, SESSION = "config.json", "rounds.jsonl", "result.json", "session.json"
 CHECKPOINT, MODEL_FILE, DEVICES = "checkpoint.safetensors", "model.safetensors", "devices"
@@ -297,11 +297,20 @@ class RunRecord(Record):
         return self.result or next((step for step in reversed(self.rounds) if step.score is not None), None)
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the system name this file: that of a full disk names none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def write_atomically(path: Path, *parts: bytes) -> None:
     """Replace a file in one step: a reader sees the old content or the new, never a mixture of both."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             file.writelines(parts)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)

@@ -31,6 +31,7 @@ PEOPLE = {
 
 pytestmark = pytest.mark.usefixtures("small_files")
 
+
 def refused(name: str, folder: Path, *parts: str) -> None:
     before = sorted(folder.rglob("*"))
     with pytest.raises(SettingError) as caught:

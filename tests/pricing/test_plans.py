@@ -85,10 +85,8 @@ def test_without_a_deadline_memory_decides_who_trains_everything(tmp_path: Path)
     ("method", "given", "layers", "advice"),
     [
         ("fedpmt", {"deadline": 8.0}, "trains fc1, ", "set --deadline to 10 or more"),
-        ("fedpmt", {"deadline": 1.0}, "trains fc1, fc2, fc3, fc4 and out, ", "set --deadline to 10 or more"),
         ("fedpmt", {"budget": "operations=0.5"}, "trains fc1 and fc2, ", "allow more with --budget"),
         ("fedpmt", {"deadline": 8.0, "splitting": "device"}, "trains fc1, ", "set --deadline to 10 or more"),
-        ("fedavg", {"deadline": 8.0}, "trains fc1, fc2, fc3, fc4 and out, ", "set --deadline to 10 or more"),
         ("fedpmt", {"deadline": 10.0}, "", ""),
         ("fedpmt", {"deadline": 30.0, "level_draw": "round"}, "", ""),
         ("heterofl", {"deadline": 21.0}, "", ""),
@@ -106,6 +104,24 @@ def test_a_run_says_which_layers_nobody_trains(
     never = [name for name in run.rounds[0].layers if not any(step.layers[name] for step in run.rounds)]
     assert all(name in layers for name in never)
     assert bool(never) == bool(layers)
+
+
+@pytest.mark.parametrize(("method", "deadline", "needed"), [("fedpmt", 1.0, "4.2"), ("fedavg", 8.0, "10")])
+def test_a_deadline_that_nobody_meets_is_refused(
+    method: str, deadline: float, needed: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingError, match=f"deadline must be >= {needed}, .* with {method}"):
+        api.run(method, **SMALL, deadline=deadline, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_memory_that_nobody_has_is_refused() -> None:
+    with pytest.raises(SettingError, match="no device has the memory for what fedavg lets it train"):
+        api.run(
+            "fedavg",
+            **{**SMALL, "devices": 2, "cohort": 2},
+            fleet=[{"speed": 1, "memory_mib": 1, "count": 2}],
+        )
 
 
 # Depths 1 to 4 of FCNN-MNIST take 0.419, 0.487, 0.636 and 1 of the full model's operations.

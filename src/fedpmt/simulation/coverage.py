@@ -1,4 +1,6 @@
-"""Looked at before training: layers that nobody trains, norms frozen too early, idle settings, and room on the disk."""
+"""Looked at before training: whether anybody can reply, layers that nobody trains, budgets that are too small, norms
+frozen too early, idle settings, and room on the disk.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ from fedpmt.parts.part import GLOBAL, frozen_prefix, left_out, mask
 from fedpmt.pricing.plan import MOST_KINDS
 from fedpmt.records import DEVICES
 from fedpmt.resources import ROUNDING
+from fedpmt.simulation.bookkeeping import record_device
 from fedpmt.simulation.cohort import assign
 from fedpmt.simulation.problem import sizes_of
-from fedpmt.types import SettingError, shown_bytes
+from fedpmt.types import SettingError, shown_bytes, shown_count, shown_joules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,9 +38,57 @@ ROUNDS_AHEAD = 50
 def warn_before_training(federation: Federation, progress: Progress) -> None:
     """Log what a user would want to know before the first round."""
     warn_of_untrained_layers(federation, progress)
+    warn_of_exceeded_budget(federation, progress)
     warn_of_idle_precision(federation, progress)
     if progress.rounds == 0:
         warn_of_fresh_norms(federation, progress)
+
+
+def check_replies(federation: Federation, progress: Progress) -> None:
+    """Refuse a deadline, or a fleet's memory, under which no device can ever reply."""
+    settings, latest = federation.settings, federation.settings.deadline
+    changing = bool(settings.drift) or federation.traces is not None
+    if changing or (latest is None and federation.fleet.memories is None):
+        return
+    seconds = []
+    for round_, device in _assignments(federation, progress):
+        one = assign(federation, progress, device, replace(round_, cohort=(device.id,)))
+        if one.able and (latest is None or one.seconds <= latest * (1 + ROUNDING)):
+            return
+        seconds += [one.seconds] if one.able else []
+    if not seconds or latest is None:
+        raise SettingError(f"memory_mib: no device has the memory for what {settings.method} lets it train")
+    # Rounded up, so that the number that is named is enough.
+    needed = math.ceil(10 * min(seconds)) / 10
+    raise SettingError(
+        f"deadline must be >= {needed:g}, the seconds that the fastest device needs with {settings.method} "
+        f"(got {latest:g})"
+    )
+
+
+AMOUNTS = {"operations": shown_count, "time": "{:,.1f} s".format, "energy": shown_joules}
+"""How the amount of a resource is shown; others are bytes."""
+
+
+def warn_of_exceeded_budget(federation: Federation, progress: Progress) -> None:
+    """Log a warning where not even the smallest that a method can give a device is within its budget."""
+    limits, exceeding, kinds = federation.settings.limits, [], 0
+    if limits is None:
+        return
+    round_, _ = federation.open(progress, reachable=())
+    for device in _strongest_first(federation):
+        one = assign(federation, progress, device, replace(round_, cohort=(device.id,)))
+        record = record_device(federation, one, "arrived", progress.rounds)
+        kinds += 1
+        exceeding += [record.used or 0.0] if record.over_budget else []
+    if exceeding:
+        LOG.warning(
+            "%s: budget = '%s' is exceeded on %s: the least that they can be given to train takes up to %s",
+            federation.settings.method,
+            federation.settings.budget,
+            "all devices" if len(exceeding) == kinds else "some devices",
+            AMOUNTS.get(limits.resource, shown_bytes)(max(exceeding)),
+        )
 
 
 def warn_of_untrained_layers(federation: Federation, progress: Progress) -> None:
