@@ -26,9 +26,10 @@ dev: $(VENV)/.dev ## The same with the tools for development
 
 demo: $(VENV)/.run ## Compare FedPMT, FedAvg and FedDrop on five unequal levels; writes demo/report.html
 	@rm -rf demo
-	$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --out demo/iid
-	$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --partition classes:2 --out demo/classes-2
-	$(VENV)/bin/fedpmt report demo/iid demo/classes-2 --out demo/report.html
+	@$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --out demo/iid
+	@echo
+	@$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --partition classes:2 --out demo/classes-2
+	@$(VENV)/bin/fedpmt report demo/iid demo/classes-2 --out demo/report.html
 	@echo "open demo/report.html in a browser"
 
 $(VENV)/.flower: $(VENV)/.run
