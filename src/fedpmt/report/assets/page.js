@@ -18,7 +18,7 @@
   const TOOLTIP_ROWS = 10;
 
   // ---- small helpers -------------------------------------------------------------------------------------------
-  const SVG = "http" + "://www.w3.org/2000/svg";
+  const SVG = "http://www.w3.org/2000/svg";
 
   function make(tag, attributes = {}, ...children) {
     const node = document.createElement(tag);
@@ -768,12 +768,11 @@
   // ---- tables --------------------------------------------------------------------------------------------------
   function buildTables() {
     document.querySelectorAll("table.sortable").forEach((table) => {
-      const identity = table.closest("section").id;
+      const identity = table.parentElement.getAttribute("aria-label");
       [...table.tHead.rows[0].cells].forEach((head, column) => {
         if (head.querySelector("button")) return;
-        const label = head.textContent || "name";
-        head.replaceChildren(make("button", { type: "button", onclick: () => sortBy(table, identity, column) },
-          ...(head.textContent ? [label] : [make("span", { class: "hidden-text" }, label), "method"])));
+        const label = head.textContent;
+        head.replaceChildren(make("button", { type: "button", onclick: () => sortBy(table, identity, column) }, label));
       });
       if (state.sorted.has(identity)) sortRows(table, state.sorted.get(identity));
     });
@@ -853,6 +852,7 @@
 
   // ---- live ----------------------------------------------------------------------------------------------------
   const POLL = 700;
+  const seen = new Map();
   let stamp = root.dataset.live || "", lost = false;
 
   function replaceHtml(node, html) {
@@ -871,10 +871,8 @@
     const after = [];
     for (const [identity, html] of Object.entries(answer.parts)) {
       const node = document.getElementById(identity);
-      if (node && node.dataset.seen !== html) {
-        after.push(replaceHtml(node, html));
-        document.getElementById(identity).dataset.seen = "";
-      }
+      if (node && seen.get(identity) !== html) after.push(replaceHtml(node, html));
+      seen.set(identity, html);
     }
     data = answer.data;
     buildTables();
