@@ -14,7 +14,7 @@ import click
 import typer
 
 from fedpmt import __version__
-from fedpmt.cli import data, deploy, prices, report, runs
+from fedpmt.cli import data, deploy, prices, report, runs, watch
 from fedpmt.cli.show import say, warnings
 from fedpmt.types import SettingError
 
@@ -75,6 +75,7 @@ app.command()(runs.methods)
 app.add_typer(data.app, name="data")
 app.add_typer(data.models, name="model")
 app.command()(report.report)
+app.command()(watch.watch)
 app.command()(deploy.deploy)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -18,18 +19,24 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")
     ],
-    out: Annotated[Path, typer.Option(help="The page; its CSV stands beside it.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="The page; its CSV is written next to it.")] = Path("report.html"),
     targets: Annotated[str | None, typer.Option(help="Targets for the score, as 0.5,0.9.")] = None,
     title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
+    show_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write one web page with everything the runs show, and a tidy CSV."""
+    """Write one web page with everything the runs show, and a tidy CSV.
+
+    The page is one file that needs no network: hover, hide, zoom, sort and filter in it.
+    """
     wanted = None if targets is None else [_target(text) for text in targets.split(",")]
     found = [records.read_run(folder) for run in runs for folder in run_folders(run)]
     from fedpmt.report import tables
     from fedpmt.report.page import write_page
 
     page, table = write_page(found, out, wanted, **({} if title is None else {"title": title}))
+    if show_page:
+        webbrowser.open(page.absolute().as_uri())
     if as_json:
         rows = tables.time_to_target(found, wanted)
         print(
@@ -56,9 +63,7 @@ def _target(text: str) -> float:
 
 def run_folders(folder: Path) -> list[Path]:
     """The folder itself, or the run folders below it."""
-    if (folder / records.CONFIG).exists():
-        return [folder]
-    found = sorted(path.parent for path in folder.glob(f"**/{records.CONFIG}")) if folder.is_dir() else []
+    found = records.find_runs([folder])
     if not found:
         raise SettingError(f"run = '{folder}' is not a run folder, nor does it hold one")
     return found

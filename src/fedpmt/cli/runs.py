@@ -14,6 +14,7 @@ import typer
 from fedpmt import api, records
 from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
+from fedpmt.cli.watch import Watch, watched_live
 from fedpmt.methods.registry import fields, method_class, method_names
 from fedpmt.progress import show_progress
 from fedpmt.records import ResultRecord, RunRecord
@@ -64,6 +65,7 @@ def run(
     out: Out = None,
     resume: Resume = False,
     track: Track = None,
+    watch: Watch = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -74,7 +76,11 @@ def run(
         _predict(request, out or RUNS, as_json=as_json)
         return
     folder = out or _folder(settings, resume=resume, extend="rounds" in given)
-    with tracked(track) as trackers, watched(request, folder) as (on_start, watching):
+    with (
+        watched_live(folder, watch),
+        tracked(track) as trackers,
+        watched(request, folder) as (on_start, watching),
+    ):
         on_round = call_each([watching, *trackers])
         finished = api.start(request, folder, resume=resume, on_round=on_round, on_start=on_start)
     if as_json:
@@ -97,6 +103,7 @@ def compare(
     out: Out = None,
     resume: Resume = False,
     track: Track = None,
+    watch: Watch = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -117,7 +124,7 @@ def compare(
                 f"out = '{parent}' already holds runs; continue them with --resume or name another folder"
             )
         parent = _fresh(parent)
-    with tracked(track) as trackers:
+    with watched_live(parent, watch), tracked(track) as trackers:
         finished = api.compare(
             methods, seeds=chosen, out=parent, resume=resume, watch=watched, on_round=trackers, **given
         )

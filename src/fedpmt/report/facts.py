@@ -195,7 +195,9 @@ def _commands(material: Material) -> str:
             else "<p>Started from Python: its model, its data or its method has no name on the command line.</p>"
         )
         entries.append(f"<dt>{escape(label)}</dt><dd>{shown}</dd>")
-    return details(f"Commands that repeat the runs ({known})", f"<dl>{''.join(entries)}</dl>") if known else ""
+    return (
+        details(f"Commands that repeat the runs ({known})", f"<dl>{''.join(entries)}</dl>") if known else ""
+    )
 
 
 def how_section(material: Material) -> str:

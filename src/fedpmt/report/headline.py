@@ -38,14 +38,12 @@ def _race(rows: list[TargetRow]) -> str:
     first, second = sorted(rows, key=lambda row: row.seconds.mean if row.seconds else 0.0)[:2]
     assert first.seconds is not None
     assert second.seconds is not None
-    times = (
-        f"{show(first.seconds.mean, time_unit)} against {show(second.seconds.mean, time_unit)} of virtual time"
-    )
+    times = f"{show(first.seconds.mean, time_unit)} against {show(second.seconds.mean, time_unit)} of virtual time"
     target = first.texts()["target"]
     ratio = second.seconds.mean / first.seconds.mean if first.seconds.mean else 1.0
     if ratio < 1.005:
         return f"{first.line} and {second.line} reached {target} at the same time ({times})."
-    next_one = second.line if len(rows) == 2 else f"{second.line}, the next of {len(rows)}"
+    next_one = second.line if len(rows) == 2 else f"{second.line}, the second of {len(rows)}"
     return f"{first.line} reached {target} {_times(ratio)} sooner than {next_one} ({times})."
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from fedpmt.records import ACCURACY
+from fedpmt.report.embedded import read_asset
 from fedpmt.report.groups import clean, group_runs
-from fedpmt.report.style import STYLESHEET
+from fedpmt.report.tables import default_targets
 from fedpmt.report.theme import looks_of, new_figure, themed, to_svg
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class Material:
     ) -> Material:
         """Group the runs and give each group its look."""
         groups = group_runs(runs)
+        if targets is None and all(group.score_name == ACCURACY for group in groups):
+            targets = default_targets(runs)
         wanted = None if targets is None else tuple(targets)
         return cls(tuple(runs), groups, looks_of(groups), wanted, live)
 
@@ -63,7 +67,7 @@ def document(
     script: Script | None = None,
 ) -> str:
     """A whole page: its header, links to its sections, and these; each has a name, a title and a body of HTML."""
-    styles = STYLESHEET + (script.styles if script else "")
+    styles = read_asset("page.css") + (script.styles if script else "")
     return "\n".join(
         [
             f'<!DOCTYPE html>\n<html lang="en"{script.attributes if script else ""}>\n<head>\n<meta charset="utf-8">',
@@ -161,7 +165,9 @@ def table(head: Iterable[str], rows: Iterable[str], css: str = "", label: str = 
     opening = f'<table class="{css}">' if css else "<table>"
     body = "\n".join(rows)
     return (
-        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(label)}">{opening}<thead><tr>{cells}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+        # What scrolls must be reachable by keyboard.
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(label)}">'
+        f"{opening}<thead><tr>{cells}</tr></thead><tbody>\n{body}\n</tbody></table></div>"
     )
 
 

@@ -89,7 +89,9 @@ def summary_section(material: Material, address: str) -> str:
         else ""
     )
     link = f'<p class="after"><a class="button" href="{escape(address)}" download>All rounds as CSV</a></p>'
-    return section("summary", "Summary", note(words), table(["method", *heads], body, "sortable", "Summary"), link)
+    return section(
+        "summary", "Summary", note(words), table(["method", *heads], body, "sortable", "Summary"), link
+    )
 
 
 def _unfinished(row: SummaryRow) -> str:
@@ -229,6 +231,4 @@ def budget_section(material: Material) -> str:
         " in a round, on average. Over budget: not even the smallest that the method has was within it, or the"
         " budget does not act on the method."
     )
-    return section(
-        "budget", "Budget", note(words), table(["method", *BUDGET_COLUMNS], body, label="Budget")
-    )
+    return section("budget", "Budget", note(words), table(["method", *BUDGET_COLUMNS], body, label="Budget"))

@@ -10,10 +10,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
-from fedpmt.report.style import SCRIPT_RULES
+from fedpmt.report.embedded import read_asset
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Script:
     @property
     def styles(self) -> str:
         """Rules for what the script makes."""
-        return f"{_asset('uPlot.min.css')}\n{SCRIPT_RULES}"
+        return read_asset("uPlot.min.css") + "\n" + read_asset("script.css")
 
     @property
     def policy(self) -> str:
@@ -63,14 +62,11 @@ def embed(data: object) -> str:
 
 
 @cache
-def _asset(name: str) -> str:
-    return (resources.files("fedpmt.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-@cache
 def _code() -> str:
-    licence = f"/*! uPlot\n{_asset('uPlot.LICENSE.txt').strip()}\n*/"
-    return "\n".join(["", licence, _asset("uPlot.iife.min.js").strip(), _asset("page.js").strip(), ""])
+    licence = f"/*! uPlot\n{read_asset('uPlot.LICENSE.txt').strip()}\n*/"
+    return "\n".join(
+        ["", licence, read_asset("uPlot.iife.min.js").strip(), read_asset("page.js").strip(), ""]
+    )
 
 
 @cache

@@ -279,7 +279,7 @@
       button("PNG", "Save the figure as a picture", () => exportPlot(plot, title)),
       button("CSV", "Save the curves' numbers", () => exportNumbers(plot, title)));
     for (const tool of tools.children) tool.setAttribute("aria-label", `${tool.title}: ${panel || title}`);
-    const caption = make("figcaption", {}, panel || title, ...(panel ? [make("span", {}, ` ${title}`)] : []));
+    const caption = make("figcaption", {}, panel || title);
     const node = make("figure", { class: "chart" }, make("div", { class: "chart-head" }, caption, tools), plot.host, plot.readout);
     curves.plots.push(plot);
     return { node, mount: () => mountPlot(plot, comparable) };
@@ -309,7 +309,7 @@
         columns.push(only(scale(found.high)), only(scale(found.low)));
         const faint = { stroke: "transparent", width: 0, points: { show: false } };
         series.push({ label: "", ...faint }, { label: "", ...faint });
-        bands.push({ series: [at + 1, at + 2], fill: `${stroke}2e` });
+        bands.push({ series: [at + 1, at + 2], fill: `${stroke}${plot.groups.length > 8 ? "18" : "2e"}` });
       }
       tables.push(columns);
     }
@@ -385,14 +385,13 @@
     return low;
   };
 
-  function valueText(plot, entry, at) {
-    const mean = showNumber(entry.mean[at], plot.kind);
-    if (!entry.low || entry.low[at] === entry.high[at]) return mean;
-    return `${mean} (${showNumber(entry.low[at], plot.kind)} to ${showNumber(entry.high[at], plot.kind)})`;
+  function rangeText(plot, entry, at) {
+    if (!entry.low || entry.low[at] === entry.high[at]) return "";
+    return ` (${showNumber(entry.low[at], plot.kind)} to ${showNumber(entry.high[at], plot.kind)})`;
   }
 
   const placeText = (plot, entry, at) =>
-    plot.axis.key === "rounds" ? `round ${entry.rounds[at]}` : `${showNumber(entry.own[at], plot.axis.unit)}, round ${entry.rounds[at]}`;
+    plot.axis.key === "rounds" ? `round ${entry.rounds[at]}` : `${showNumber(entry.own[at], plot.axis.unit, 3)}, round ${entry.rounds[at]}`;
 
   function hover(plot, chart) {
     const { left, top } = chart.cursor;
@@ -411,7 +410,8 @@
     kept.sort((one, other) => other.entry.mean[other.at] - one.entry.mean[one.at]);
     const body = make("table", {}, ...kept.map(({ entry, at }) => make("tr", entry === closest.entry ? { class: "near" } : {},
       make("td", {}, swatch(entry.group)), make("th", {}, entry.group.line),
-      make("td", {}, valueText(plot, entry, at)), make("td", { class: "none" }, placeText(plot, entry, at)))));
+      make("td", {}, showNumber(entry.mean[at], plot.kind), make("span", { class: "aside" }, rangeText(plot, entry, at))),
+      make("td", { class: "none aside" }, placeText(plot, entry, at)))));
     const more = rows.length - kept.length;
     const box = chart.over.getBoundingClientRect();
     showTooltip([body, ...(more > 0 ? [make("p", {}, `and ${more} more`)] : [])], box.left + left, box.top + top);
@@ -489,7 +489,8 @@
     plot.chart.setCursor({ left: plot.chart.valToPos(entry.xs[plot.point], "x"), top });
     plot.chart.setSeries(entry.series, { focus: true });
     plot.readout.textContent =
-      `${entry.group.line}, ${placeText(plot, entry, plot.point)}: ${valueText(plot, entry, plot.point)}`;
+      `${entry.group.line}, ${placeText(plot, entry, plot.point)}: ` +
+      showNumber(entry.mean[plot.point], plot.kind) + rangeText(plot, entry, plot.point);
   }
 
   function exportPlot(plot, title) {
@@ -593,7 +594,7 @@
     const names = [...new Set(data.busy.panels.map((panel) => data.groups[panel.group].panel))];
     if (!names.includes(state.panel)) state.panel = names[0];
     busy.controls.replaceChildren(
-      make("label", { class: "slide wide" }, make("span", {}, "Round"), slider, output), ...steps,
+      make("label", { class: "slide wide" }, make("span", {}, "Round"), slider, output), make("span", { class: "tools" }, ...steps),
       ...(names.length > 1 ? [choice("under", names.map((name) => [name, name || "all"]), state.panel,
         (value) => { state.panel = value; drawBusy(); })] : []),
     );
@@ -894,6 +895,7 @@
   }
 
   async function poll() {
+    const begun = performance.now();
     try {
       const headers = stamp ? { "If-None-Match": `"${stamp}"` } : {};
       const answer = await fetch("data.json", { headers, cache: "no-store" });
@@ -908,7 +910,8 @@
     const words = lost ? "Not connected: fedpmt watch has ended. What is shown stays." : status.dataset.words;
     if (status.textContent !== words) status.textContent = words;
     status.classList.toggle("lost", lost);
-    setTimeout(poll, lost ? 3 * POLL : POLL);
+    // Many long runs take a while to read: they are not asked for all the time.
+    setTimeout(poll, Math.max(lost ? 3 * POLL : POLL, performance.now() - begun));
   }
 
   // ---- start ---------------------------------------------------------------------------------------------------
