@@ -110,8 +110,8 @@ def _layer_row(
         if name not in found:
             cells += '<td class="none">-</td>'
             continue
-        # At most 0.5: the text stays readable on it, in light and in dark.
-        share = 4 + 46 * found[name] / asked
+        # At most 0.42: the text stays readable on it, in light and in dark.
+        share = 4 + 38 * found[name] / asked
         style = f"--share: {share:.0f}%; --fill: var(--series-{PALETTE.index(look.colour)})"
         cells += value_cell(escape(f"{found[name]:.1f}"), found[name], "tint", style)
     return markup.row(group.line, look, cells)

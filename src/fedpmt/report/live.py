@@ -168,7 +168,6 @@ class Handler(BaseHTTPRequestHandler):
     """Answers a browser."""
 
     server: Server
-    protocol_version = "HTTP/1.1"
     timeout = 30
 
     def do_GET(self) -> None:

@@ -278,7 +278,8 @@
       button("Reset", "Show all again", () => resetZoom(plot)),
       button("PNG", "Save the figure as a picture", () => exportPlot(plot, title)),
       button("CSV", "Save the curves' numbers", () => exportNumbers(plot, title)));
-    for (const tool of tools.children) tool.setAttribute("aria-label", `${tool.title}: ${panel || title}`);
+    for (const tool of tools.children)
+      tool.setAttribute("aria-label", `${tool.textContent}: ${tool.title}, ${panel || title}`);
     const caption = make("figcaption", {}, panel || title);
     const node = make("figure", { class: "chart" }, make("div", { class: "chart-head" }, caption, tools), plot.host, plot.readout);
     curves.plots.push(plot);
@@ -590,7 +591,7 @@
       button("‹", "The round before", () => set(Number(slider.value) - 1)),
       button("›", "The round after", () => set(Number(slider.value) + 1)),
     ];
-    for (const step of steps) step.setAttribute("aria-label", step.title);
+    for (const step of steps) step.setAttribute("aria-label", `${step.textContent} ${step.title}`);
     const names = [...new Set(data.busy.panels.map((panel) => data.groups[panel.group].panel))];
     if (!names.includes(state.panel)) state.panel = names[0];
     busy.controls.replaceChildren(
@@ -668,7 +669,7 @@
     const rows = make("details", { class: "numbers" }, make("summary", {}, "As a table"));
     rows.addEventListener("toggle", () => { if (rows.open && rows.children.length < 2) rows.append(busyTable(step)); });
     const save = button("SVG", "Save the figure", () => exportSvg(host.querySelector("svg"), fileName(group.line, name)));
-    save.setAttribute("aria-label", `Save the figure: ${group.line}`);
+    save.setAttribute("aria-label", `SVG: save the figure of ${group.line}`);
     const caption = make("figcaption", {}, group.line, make("span", {}, ` ${words}`));
     const node = make("figure", { "data-line": group.line },
       make("div", { class: "chart-head" }, caption, make("div", { class: "tools" }, save)), host, rows);
