@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from report_samples import comparison, invented
 from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
@@ -104,7 +105,11 @@ def press(browser: WebDriver, label: str, inside: str = "") -> None:
 def point_at(browser: WebDriver, css: str, x: int = 0, y: int = 0) -> None:
     """Move the mouse to the middle of something, or so far from it."""
     target = scroll_to(browser, find(browser, css))
-    ActionChains(browser).move_to_element_with_offset(target, x, y).perform()
+    box = browser.execute_script("return arguments[0].getBoundingClientRect().toJSON()", target)
+    actions = ActionBuilder(browser)
+    place = box["left"] + box["width"] / 2 + x, box["top"] + box["height"] / 2 + y
+    actions.pointer_action.move_to_location(*map(round, place))
+    actions.perform()
 
 
 def drawn(browser: WebDriver) -> str:
