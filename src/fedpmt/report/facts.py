@@ -69,15 +69,19 @@ CURVES = "Curves average the seeds of a group round by round, as long as half of
 def header(material: Material, title: str) -> str:
     """What was run and found, in a line each, and the main settings that all runs share."""
     common = common_settings(material.runs)
-    facts = {name: common[key].replace(",", ", ") for key, name in FACTS.items() if key in common}
+    facts = {
+        name: common[key].replace(",", ", ")
+        for key, name in FACTS.items()
+        if common.get(key, "none") not in ("none", "")
+    }
     facts |= _origin(material.runs)
     listed = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts.items()
     )
-    found = headline(material)
+    sentences = headline(material.runs, material.targets)
     parts = [
         f'<header id="top">\n<h1>{escape(clean(title))}</h1>',
-        f'<p class="headline">{escape(found)}</p>' if found else "",
+        *(f'<p class="headline">{escape(sentence)}</p>' for sentence in sentences),
         f'<p class="lead">{escape(counts(material))}</p>',
         f'<dl class="facts">{listed}</dl>' if listed else "",
         _progress(material),
@@ -96,7 +100,8 @@ def _origin(runs: Sequence[RunRecord]) -> dict[str, str]:
     if sessions:
         days = sorted({session.started[:10] for session in sessions})
         facts["run on"] = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-        facts["real time"] = show(sum(session.seconds for session in sessions), time_unit)
+        seconds = sum(session.seconds for session in sessions)
+        facts |= {"real time": show(seconds, time_unit)} if seconds else {}
         facts["version"] = ", ".join(sorted({f"fedpmt {session.version}" for session in sessions}))
     return {name: clean(text) for name, text in facts.items()}
 

@@ -1,61 +1,95 @@
-"""The one sentence that a reader takes away."""
+"""The sentence that a reader takes away from a comparison."""
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
-from fedpmt.report.groups import panels_of
+from fedpmt.report.groups import SEPARATOR
 from fedpmt.report.quantities import score_unit, show, time_unit
 from fedpmt.report.tables import summary, time_to_target
 
 if TYPE_CHECKING:
-    from fedpmt.report.markup import Material
+    from collections.abc import Mapping, Sequence
+
+    from fedpmt.records import RunRecord
     from fedpmt.report.tables import SummaryRow, TargetRow
 
+MOST_RIVALS = 3
+"""A sentence names no more than this many others."""
 
-def headline(material: Material) -> str:
-    """Who reached the highest target that several reached, and how much sooner; of the first panel that has one."""
-    sooner = [
-        row
-        for row in time_to_target(material.runs, material.targets)
-        if row.seconds is not None and row.reached == row.runs
-    ]
-    rows = summary(material.runs)
-    for panel in panels_of(material.groups):
-        where = f"With {panel}, " if panel else ""
-        of_panel = [row for row in sooner if row.panel == panel]
-        for target in sorted({row.target for row in of_panel}, reverse=bool(rows and rows[0].maximize)):
-            rivals = [row for row in of_panel if row.target == target]
-            if len({row.line for row in rivals}) > 1:
-                return where + _race(rivals)
-        there = [row for row in rows if row.panel == panel and row.score is not None]
-        if there:
-            return where + _best(there)
+SAME = 1.05
+"""Times whose ratio is smaller are called the same."""
+
+
+def headline(
+    runs: Sequence[RunRecord],
+    targets: Sequence[float] | None = None,
+    titles: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Say who was soonest at the hardest target that several reached, and who ended best.
+
+    Args:
+        runs: The runs of a comparison.
+        targets: Scores to reach; by default those of `time_to_target`.
+        titles: How methods are called, by name; e.g. {"fedavg": "FedAvg"}.
+
+    Returns:
+        A few sentences for each panel; none where there is nothing to compare.
+    """
+    ended = [row for row in summary(runs) if row.score is not None]
+    reached = [row for row in time_to_target(runs, targets) if row.reached == row.runs]
+    found = []
+    for panel in dict.fromkeys(row.panel for row in ended):
+        of_panel = [row for row in ended if row.panel == panel]
+        race = _race([row for row in reached if row.panel == panel], titles or {})
+        sentences = [*([race] if race else []), _best(of_panel, titles or {})]
+        found.append(f"{panel}: {' '.join(sentences)}" if panel else " ".join(sentences))
+    return found
+
+
+def _name(row: SummaryRow | TargetRow, titles: Mapping[str, str]) -> str:
+    """The method as people write it, and what sets this line apart from the method's others."""
+    own = row.line.removeprefix(row.method).replace(SEPARATOR, ", ")
+    return f"{titles.get(row.method, row.method)}{own}"
+
+
+def _race(rows: Sequence[TargetRow], titles: Mapping[str, str]) -> str:
+    """Who reached the hardest target that at least two reached; nothing where there is none."""
+    hardest_first = sorted(rows, key=lambda row: row.target, reverse=bool(rows and rows[0].maximize))
+    for _, same in itertools.groupby(hardest_first, key=lambda row: row.target):
+        soonest = sorted(same, key=_seconds)
+        if len(soonest) > 1:
+            return _race_to_one(soonest, titles)
     return ""
 
 
-def _race(rows: list[TargetRow]) -> str:
-    first, second = sorted(rows, key=lambda row: row.seconds.mean if row.seconds else 0.0)[:2]
-    assert first.seconds is not None
-    assert second.seconds is not None
-    times = f"{show(first.seconds.mean, time_unit)} against {show(second.seconds.mean, time_unit)} of virtual time"
-    target = first.texts()["target"]
-    ratio = second.seconds.mean / first.seconds.mean if first.seconds.mean else 1.0
-    if ratio < 1.005:
-        return f"{first.line} and {second.line} reached {target} at the same time ({times})."
-    next_one = second.line if len(rows) == 2 else f"{second.line}, the second of {len(rows)}"
-    return f"{first.line} reached {target} {_times(ratio)} sooner than {next_one} ({times})."
+def _race_to_one(rows: Sequence[TargetRow], titles: Mapping[str, str]) -> str:
+    first, *others = rows
+    goal, time = first.texts()["target"], show(first.seconds, time_unit)
+    shown = others if len(others) <= MOST_RIVALS else [others[0], others[-1]]
+    lags = [_lag(first, other, _name(other, titles)) for other in shown]
+    behind = f"{', '.join(lags[:-1])} and {lags[-1]}" if len(lags) > 1 else lags[0]
+    counted = f" (of {len(rows)} that reached it)" if len(shown) < len(others) else ""
+    return f"{_name(first, titles)} reached {goal} in {time} of virtual time, {behind}{counted}."
 
 
-def _times(ratio: float) -> str:
-    return f"{100 * (ratio - 1):.0f} %" if ratio < 1.2 else f"{ratio:.1f} times"
+def _lag(first: TargetRow, other: TargetRow, name: str) -> str:
+    ratio = _seconds(other) / _seconds(first) if _seconds(first) else 1.0
+    if ratio < SAME:
+        return f"at the same time as {name}"
+    return f"{ratio:.{1 if ratio < 10 else 0}f} times sooner than {name}"
 
 
-def _best(rows: list[SummaryRow]) -> str:
-    means = [(row.score.mean, row) for row in rows if row.score is not None]
-    value, best = (max if rows[0].maximize else min)(means, key=lambda pair: pair[0])
-    shown = show(value, score_unit(best.score_name))
-    time = show(best.virtual_seconds.mean if best.virtual_seconds else None, time_unit)
+def _seconds(row: TargetRow) -> float:
+    assert row.seconds is not None  # of rows that reached their target
+    return row.seconds.mean
+
+
+def _best(rows: Sequence[SummaryRow], titles: Mapping[str, str]) -> str:
+    scored = [(row.score.mean, row) for row in rows if row.score is not None]
+    mean, best = (max if rows[0].maximize else min)(scored, key=lambda pair: pair[0])
+    score = show(mean, score_unit(best.score_name))
     if len(rows) == 1:
-        return f"{best.line} reached {best.score_name} {shown} after {time} of virtual time."
-    return f"{best.line} has the best {best.score_name}, {shown}, after {time} of virtual time."
+        return f"{_name(best, titles)} ended with {best.score_name} {score}."
+    return f"{_name(best, titles)} ended with the best {best.score_name}, {score}."

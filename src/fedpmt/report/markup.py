@@ -87,9 +87,11 @@ def document(
 
 
 def navigation(sections: Mapping[str, tuple[str, str]]) -> str:
-    """Links to the sections."""
+    """Links to the sections that have a title."""
     links = "".join(
-        f'<li><a href="#{name}">{escape(heading)}</a></li>' for name, (heading, _) in sections.items()
+        f'<li><a href="#{name}">{escape(heading)}</a></li>'
+        for name, (heading, _) in sections.items()
+        if heading
     )
     return f'<nav id="sections" aria-label="Sections"><ul>{links}</ul></nav>'
 

@@ -84,7 +84,7 @@ def live_page(runs: Sequence[RunRecord], table: str, stamp: str, title: str = TI
     """The page of runs that go on, or have not begun; its script asks for what is new since this stamp."""
     material = Material.of(runs, live=True)
     sections = {
-        name: (heading, body or _placeholder(name))
+        name: (heading, body) if body else ("", _placeholder(name))
         for name, (heading, body) in _sections(material, table).items()
     }
     top = header(material, title) + LIVE + FILTER

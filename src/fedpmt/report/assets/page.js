@@ -207,6 +207,7 @@
       },
     });
     const several = (items) => items.map((item) => [item.key, item.title]);
+    curves.controls.hidden = !data.measures.length;
     curves.controls.replaceChildren(
       choice("Show", several(data.measures), state.measure, changed("measure")),
       choice("against", several(data.axes), state.axis, changed("axis")),
