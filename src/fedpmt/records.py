@@ -326,6 +326,18 @@ def remove_leftovers(folder: Path) -> None:
             leftover.unlink(missing_ok=True)
 
 
+def find_runs(places: Iterable[Path]) -> list[Path]:
+    """The run folders among these folders and below them, each once; none where there is none yet."""
+    found: dict[Path, None] = {}
+    for place in places:
+        for folder, inner, files in os.walk(place):
+            inner.sort()
+            if CONFIG in files:
+                found[Path(folder)] = None
+                inner.clear()  # a run holds no other, but may hold a file for each device
+    return list(found)
+
+
 def read_config(folder: Path) -> dict[str, Any] | None:
     """The settings a run folder was made with; None where there is no run."""
     path = folder / CONFIG
@@ -345,7 +357,11 @@ def read_rounds(path: Path) -> tuple[RoundRecord, ...]:
     """The whole lines of a round file; a last line cut off by a kill does not count."""
     if not path.exists():
         return ()
-    lines = path.read_bytes().split(b"\n")[:-1]
+    return parse_rounds(path, path.read_bytes().split(b"\n")[:-1])
+
+
+def parse_rounds(path: Path, lines: Iterable[bytes]) -> tuple[RoundRecord, ...]:
+    """Whole lines of a round file as records."""
     try:
         return tuple(RoundRecord.model_validate_json(line) for line in lines)
     except ValidationError as error:

@@ -71,6 +71,7 @@ COMMANDS = {
     "compare": ("fedpmt.cli.runs:compare", "Run several methods, or a sweep, on the same data and fleet."),
     "report": ("fedpmt.cli.report:report", "Write one web page with everything the runs show."),
     "runs": ("fedpmt.cli.report:list_runs", "List the runs in a folder."),
+    "watch": ("fedpmt.cli.watch:watch", "Serve the report of runs while they go on."),
     "cost": ("fedpmt.cli.prices:cost", "Price every depth of a net."),
     "plan": ("fedpmt.cli.prices:plan", "What each device can train by a deadline."),
     "profile": ("fedpmt.cli.prices:profile", "Measure this machine, as a row for the fleet CSV."),

@@ -185,9 +185,12 @@ def _busy(groups: Sequence[Group]) -> dict[str, Any]:
     ]
     numbers = _rounds([run for _, run in chosen])
     parts: dict[str, int] = {}
-    panels, steps = [], list[RoundRecord]()
+    panels: list[dict[str, Any]] = []
+    steps: list[RoundRecord] = []
     for position, run in chosen:
-        drawn = list({step.round: step for number in numbers for step in choose_round([run], number)}.values())
+        drawn = list(
+            {step.round: step for number in numbers for step in choose_round([run], number)}.values()
+        )
         steps += drawn
         panels.append(
             {
@@ -245,4 +248,3 @@ def _step(step: RoundRecord, parts: dict[str, int]) -> dict[str, Any]:
 
 def _short(seconds: float) -> float:
     return round_number(float(f"{seconds:.4g}"))
-
