@@ -48,7 +48,8 @@ NOT_CARRIED = ("comet", "fedgkt")
 CARRIED = [
     name
     for name in general_methods()
-    if name not in NOT_CARRIED and not method_class(name)().traits.events  # real time decides the order of replies
+    if name not in NOT_CARRIED
+    and not method_class(name)().traits.events  # real time decides the order of replies
 ]
 READ_ONCE = functools.cache(embedded._table)
 

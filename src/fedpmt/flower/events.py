@@ -55,9 +55,7 @@ class Network:
 def play_steps(journal: Journal) -> None:
     """Play all server steps that are missing."""
     while journal.stopped is None:
-        record = journal.add(*journal.federation.play(journal.progress))
-        arrived = sum(one.outcome == "arrived" for one in record.devices)
-        log(INFO, "server step %s: %s replies of %s", record.round, arrived, len(record.devices))
+        journal.add(*journal.federation.play(journal.progress))
 
 
 class GridClock(EventClock):
@@ -88,7 +86,10 @@ class GridClock(EventClock):
                 log(
                     INFO, "the server was stopped while devices %s were at work; they are asked anew", dropped
                 )
-        return super().open(progress)
+        opened = super().open(progress)
+        outcomes = opened[-1].outcomes
+        log(INFO, "server step %s: %s replies", progress.rounds + 1, outcomes.count("arrived"))
+        return opened
 
     def _in_the_air(self, flights: Flights) -> list[Flight]:
         """Who is still at work; not those whom another process has asked, since their answers go nowhere."""

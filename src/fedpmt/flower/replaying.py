@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,11 +20,21 @@ from fedpmt.simulation.runner import Journal, exclusive, open_folder
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from fedpmt.records import RunRecord
     from fedpmt.simulation.problem import Problem
+
+
+@contextmanager
+def removed_on_error(folder: Path) -> Iterator[None]:
+    """Take the folder of a replay that is refused away again."""
+    try:
+        yield
+    except SettingError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def replay(folder: Path, out: Path, problem: Callable[[Settings], Problem] = task_problem) -> RunRecord:
@@ -49,9 +61,9 @@ def replay(folder: Path, out: Path, problem: Callable[[Settings], Problem] = tas
     if run.result is None:
         raise SettingError(f"'{folder}' is not finished; continue it with --resume")
     deployment = Deployment.model_validate(start.held)
-    open_folder(out, settings, resume=False)
     made, method = problem(settings), method_of(settings)
-    with exclusive(out), assemble(settings, made, method, out) as simulator:
+    open_folder(out, settings, resume=False)
+    with removed_on_error(out), exclusive(out), assemble(settings, made, method, out) as simulator:
         fleet = override(simulator.fleet, start.nodes, keep_levels=settings.assign == "level")
         planner = plan(
             without_transport(settings, deployment), add_nets(settings, made, method), fleet, method

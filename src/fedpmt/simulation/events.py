@@ -3,7 +3,8 @@
 In a simulation it is known how long a device takes when it starts, so a server step can be laid out before anybody
 trains: who starts from which version of the model, who ends when, and whose replies are folded. What is in the air
 between two steps are plain values, which a checkpoint holds together with the versions of the model that those devices
-started from. On real devices the network says who ends when (`fedpmt.flower.events`); `Replay` plays what it said once more.
+started from. On real devices the network says who ends when (`fedpmt.flower.events`), and `Replay` plays what it said
+once more.
 """
 
 from __future__ import annotations
