@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from deployments import BITS, READ_ONCE, ScrambledGrid, deploy, digest, nodes_of
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 
 from fedpmt.cli.main import program
 from fedpmt.data.sets import embedded
-from fedpmt.flower import events, replay
+from fedpmt.flower import answers, events, replay
 from fedpmt.records import CHECKPOINT, RESULT, ROUNDS, read_run
 from fedpmt.simulation.checkpoint import read_value
 from fedpmt.types import SettingError
@@ -56,7 +57,7 @@ def replayed(folder: Path) -> str:
     "given",
     [
         {},
-        {"method": "fedbuff", "server_optimizer": "adam", "server_lr": 0.02},
+        {"method": "fedbuff", "server_optimizer": "adam", "server_lr": 0.02, "executor": "auto"},
         {"method": "fedasync"},
         {"splitting": "device", "speeds": "stated"},
         {"speeds": "measured", "deadline": 1000.0, "full_seconds": 1000.0},
@@ -201,6 +202,33 @@ def test_failing_and_false_replies_are_lost_and_the_others_go_on(tmp_path: Path)
         (3, "refused", "it trained on 99 samples, not 20"),
     }
     assert replayed(tmp_path) == digest(run)
+
+
+def test_answers_are_collected_in_time_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = mock.Mock()
+    clock.monotonic.return_value = 100.0
+    monkeypatch.setattr(answers, "time", clock)
+    grid = mock.Mock()
+    grid.push_messages.side_effect = [["first"], ["second"], [None], []]
+    post: answers.Post[str] = answers.Post()
+    questions = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in range(1, 5)]
+    for subject, question in zip("abcd", questions, strict=True):
+        post.send(grid, subject, question, seconds=30.0)
+    assert post.subjects == set("abcd")
+    grid.pull_messages.return_value = []
+    returned = ("failed", "the SuperLink has not taken its message")
+    assert post.collect(grid) == [("c", returned), ("d", returned)]
+    questions[1].metadata.__dict__["_message_id"] = "second"
+    grid.pull_messages.return_value = [Message(RecordDict(), reply_to=questions[1])]
+    ((subject, answer),) = post.collect(grid)
+    assert subject == "b"
+    assert isinstance(answer, Message)
+    grid.pull_messages.return_value = []
+    clock.monotonic.return_value = 129.0
+    assert post.collect(grid) == []
+    clock.monotonic.return_value = 130.0
+    assert post.collect(grid) == [("a", ("late", "no reply within 30 seconds"))]
+    assert post.subjects == set()
 
 
 def test_what_cannot_be_deployed_without_rounds_is_refused_in_one_line(

@@ -172,6 +172,9 @@ def _tables(finished: RunRecord) -> None:
         "weights_sha256": result.weights_sha256,
         "records": result.run,
     }
+    late = [one.staleness for step in finished.rounds for one in step.devices if one.staleness is not None]
+    if late:
+        shown["mean staleness"] = show.number(sum(late) / len(late), 2)
     show.table(f"{result.method} on {result.data}, {result.partition}", ("", "value"), show.as_rows(shown))
     of_device: dict[int, list[DeviceRecord]] = defaultdict(list)
     for step in finished.rounds:

@@ -149,26 +149,29 @@ class Post(Generic[Subject]):
 
     def __init__(self) -> None:
         self._sent: dict[str, _Letter[Subject]] = {}  # by the message's id
+        self._returned: list[tuple[Subject, Missing]] = []  # what could not be sent
 
     @property
     def subjects(self) -> set[Subject]:
         """What is not answered yet."""
-        return {letter.subject for letter in self._sent.values()}
+        return {letter.subject for letter in self._sent.values()} | {subject for subject, _ in self._returned}
 
-    def send(self, grid: Grid, subject: Subject, message: Message) -> None:
-        """Send a message; it is waited for as long as it lives."""
-        node, seconds = message.metadata.dst_node_id, message.metadata.ttl
-        pushed = [key for key in grid.push_messages([message]) if key]
-        # One that the SuperLink has not taken will have no answer: it is late at once.
-        due = time.monotonic() + (seconds if pushed else 0.0)
-        key = pushed[0] if pushed else message.metadata.message_id
-        self._sent[key] = _Letter(subject, node, seconds, due)
+    def send(self, grid: Grid, subject: Subject, message: Message, seconds: float) -> None:
+        """Send a message whose answer is waited for this long."""
+        node = message.metadata.dst_node_id
+        for key in list(grid.push_messages([message])) or [None]:
+            if key:
+                self._sent[key] = _Letter(subject, node, seconds, time.monotonic() + seconds)
+            else:
+                self._returned.append((subject, ("failed", "the SuperLink has not taken its message")))
 
     def collect(self, grid: Grid) -> list[tuple[Subject, Message | Missing]]:
         """Take what has been answered by now, and what has not been in its time, in the order in which it was sent."""
+        ended: list[tuple[Subject, Message | Missing]] = [*self._returned]
+        self._returned.clear()
         if not self._sent:
-            return []
-        now, ended = time.monotonic(), []
+            return ended
+        now = time.monotonic()
         found = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(list(self._sent))}
         for key, letter in list(self._sent.items()):
             if key in found or now >= letter.due:

@@ -73,7 +73,7 @@ class GridClock(EventClock):
         super().__init__(federation, transport)
         self._network, self._roster = network, network.exchange.roster
         self._post: Post[Key] = Post()
-        self._seconds = max(TRAIN_SECONDS, federation.settings.deadline or NO_DEADLINE)
+        self._seconds = federation.settings.deadline or NO_DEADLINE  # that a task is waited for
         self._origin: float | None = None  # of virtual seconds, on this process's clock
         self._offered: set[int] = set()  # who was online when devices were drawn last
 
@@ -118,8 +118,8 @@ class GridClock(EventClock):
             flight = make_flight(one, "arrived" if one.able else "failed", number, math.inf)
             flights.append(flight)
             if one.able:
-                message = self._network.exchange.write(one, self._seconds)
-                self._post.send(self._network.grid, flight.key, message)
+                message = self._network.exchange.write(one, max(TRAIN_SECONDS, self._seconds))
+                self._post.send(self._network.grid, flight.key, message, self._seconds)
         return flights
 
     def _end_next(self, step: Step) -> None:

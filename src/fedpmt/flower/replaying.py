@@ -6,6 +6,7 @@ import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedpmt.api import method_of, task_problem
@@ -21,7 +22,6 @@ from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from fedpmt.records import RunRecord
     from fedpmt.simulation.problem import Problem
@@ -37,7 +37,9 @@ def removed_on_error(folder: Path) -> Iterator[None]:
         raise
 
 
-def replay(folder: Path, out: Path, problem: Callable[[Settings], Problem] = task_problem) -> RunRecord:
+def replay(
+    folder: str | Path, out: str | Path, problem: Callable[[Settings], Problem] = task_problem
+) -> RunRecord:
     """Play the recorded arrivals of a finished deployment in the simulator, which ends with the same weights.
 
     Args:
@@ -52,6 +54,7 @@ def replay(folder: Path, out: Path, problem: Callable[[Settings], Problem] = tas
         SettingError: The folder holds no such run, or a device would be asked for something else, or replies
             something else, than is recorded.
     """
+    folder, out = Path(folder), Path(out)
     run = read_run(folder)
     settings, start = Settings.model_validate(run.settings), read_start(folder, None)
     if settings.clock != "events" or start is None:

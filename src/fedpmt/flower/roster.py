@@ -143,7 +143,7 @@ class Roster:
         for node in self._find_unknown(grid):
             if node not in self._post.subjects:
                 message = Message(self._question, node, MessageType.QUERY, ttl=ANSWER_SECONDS)
-                self._post.send(grid, node, message)
+                self._post.send(grid, node, message, ANSWER_SECONDS)
         self._take(*read_answers(self._post.collect(grid), self._read))
 
     @property
