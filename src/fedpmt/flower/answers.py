@@ -159,11 +159,11 @@ class Post(Generic[Subject]):
     def send(self, grid: Grid, subject: Subject, message: Message, seconds: float) -> None:
         """Send a message whose answer is waited for this long."""
         node = message.metadata.dst_node_id
-        for key in list(grid.push_messages([message])) or [None]:
-            if key:
-                self._sent[key] = _Letter(subject, node, seconds, time.monotonic() + seconds)
-            else:
-                self._returned.append((subject, ("failed", "the SuperLink has not taken its message")))
+        pushed = [key for key in grid.push_messages([message]) if key]
+        if pushed:
+            self._sent[pushed[0]] = _Letter(subject, node, seconds, time.monotonic() + seconds)
+        else:
+            self._returned.append((subject, ("failed", "the SuperLink has not taken its message")))
 
     def collect(self, grid: Grid) -> list[tuple[Subject, Message | Missing]]:
         """Take what has been answered by now, and what has not been in its time, in the order in which it was sent."""
