@@ -188,7 +188,7 @@ def test_a_comparison_begins_with_who_was_sooner() -> None:
 
 
 def test_a_sentence_names_few_rivals_and_says_how_many_there_were() -> None:
-    runs = [sample_run([0.0] * late + [0.9], method=f"m{late}") for late in range(1, 7)]
+    runs = [sample_run([*[0.0] * late, 0.9], method=f"m{late}") for late in range(1, 7)]
     [sentences] = headline(runs, [0.9])
     assert sentences.startswith("m1 reached 90 % in 20 s")
     assert "1.5 times sooner than m2 and 3.5 times sooner than m6 (of 6 that reached it)" in sentences
