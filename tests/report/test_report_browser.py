@@ -108,7 +108,7 @@ def point_at(browser: WebDriver, css: str, x: int = 0, y: int = 0) -> None:
     box = browser.execute_script("return arguments[0].getBoundingClientRect().toJSON()", target)
     actions = ActionBuilder(browser)
     place = box["left"] + box["width"] / 2 + x, box["top"] + box["height"] / 2 + y
-    actions.pointer_action.move_to_location(*map(round, place))
+    actions.pointer_action.move_to_location(*map(round, place))  # type: ignore[no-untyped-call]
     actions.perform()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +135,7 @@ def measures(material: Material) -> list[Measure]:
     """The numbers by round that runs may have: scores, losses, privacy, energy and fairness."""
     unit = "percent" if material.score_name == ACCURACY else "plain"
     others = [
-        Measure(f"score:{name}", name, "plain", lambda run, name=name: _other(run, name))
+        Measure(f"score:{name}", name, "plain", partial(_other, name=name))
         for name in score_names(material.runs)
     ]
     return [

@@ -92,7 +92,7 @@ def header(material: Material, title: str) -> str:
 
 def _origin(runs: Sequence[RunRecord]) -> dict[str, str]:
     """How, when and by which version the runs were computed, and how long that took, as far as it is recorded."""
-    facts = {}
+    facts: dict[str, str] = {}
     paths = {run.result.path for run in runs if run.result}
     if len(paths) == 1 and (path := paths.pop()):
         facts[COMPUTED] = path

@@ -48,7 +48,8 @@ COLUMNS: dict[str, tuple[str, UnitFor]] = {
     "server operations": ("server_operations", count_unit),
 }
 
-WORDS = ("server steps a round", "evaluated")
+USUAL = {"server steps a round": "-", "evaluated": "global"}
+"""Columns of words, and what stands in them where there is nothing to say."""
 
 
 def summary_section(material: Material, address: str) -> str:
@@ -57,11 +58,15 @@ def summary_section(material: Material, address: str) -> str:
     columns = dict(COLUMNS)
     if all(row.joules is None for row in rows):
         del columns["energy"]
+    if not any(row.server_operations and row.server_operations.mean for row in rows):
+        del columns["server operations"]
+    # A column in which every row says the usual says nothing.
+    words_of = [word for word in USUAL if any(row.texts()[word] != USUAL[word] for row in rows)]
     units = {
         name: _one_unit((getattr(row, name) for row in rows), unit_for) for name, unit_for in columns.values()
     }
     others = score_names(material.runs)
-    heads = [*(f"{word} {material.score_name}" for word in SCORES), *others, *columns, *WORDS, "runs"]
+    heads = [*(f"{word} {material.score_name}" for word in SCORES), *others, *columns, *words_of, "runs"]
     body, panel = list[str](), ""
     for row in rows:
         if row.panel != panel:
@@ -74,7 +79,7 @@ def summary_section(material: Material, address: str) -> str:
         cells += "".join(_cell(row.scores[name], plain_unit) for name in others)
         cells += "".join(_cell(getattr(row, name), units[name]) for name, _ in columns.values())
         texts = row.texts()
-        cells += "".join(f"<td>{escape(texts[word])}</td>" for word in WORDS)
+        cells += "".join(f"<td>{escape(texts[word])}</td>" for word in words_of)
         cells += value_cell(f"{row.runs}{_unfinished(row)}", row.runs)
         body.append(markup.row(row.line, material.looks.get(row.line), cells))
     words = (

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from pydantic import ValidationError
 
-from fedpmt import __version__, records
+from fedpmt import records
 from fedpmt.methods.registry import typed_options
 from fedpmt.records import EVALUATION, ResultRecord, RoundRecord, write_atomically
 from fedpmt.settings import parse_schedule
 from fedpmt.simulation.callbacks import RoundEnd
 from fedpmt.simulation.repeat import repeat_command
 from fedpmt.types import DivergedError, SettingError, Stop
+from fedpmt.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Set
