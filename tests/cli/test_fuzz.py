@@ -135,11 +135,11 @@ def as_flag(key: str, value: str) -> str:
 def values_of(key: str) -> st.SearchStrategy[str]:
     """Values of a setting, most of them wrong."""
     choices = [one for one in get_args(Settings.model_fields[key].annotation) if isinstance(one, str)]
-    return st.one_of(TEXTS, st.sampled_from(choices)) if choices else TEXTS
+    return st.sampled_from(choices) | TEXTS if choices else NUMBERS | TEXTS
 
 
 FLAG = st.sampled_from(KEYS).flatmap(lambda key: values_of(key).map(lambda value: as_flag(key, value)))
-FLAGS = st.lists(FLAG, min_size=1, max_size=3)
+FLAGS = st.one_of(st.lists(FLAG, min_size=1, max_size=1), st.lists(FLAG, min_size=2, max_size=3))
 OPTIONS = st.lists(
     st.builds("--set={}{}={}".format, st.sampled_from(["", "fedpmt.", "no."]), LETTERS, WORDS), max_size=1
 )
@@ -172,18 +172,28 @@ def wrong_settings(number: int) -> Callable[[], None]:
 
 # tables
 
+RIGHT_CELLS = st.sampled_from(["1", "1/2", "0.25", "3", "0", "10"])
 CELLS = st.one_of(WORDS, st.sampled_from(["1", "1/2", "0,5", '"0,5"', "1\n", "phone", "\x1b[31m", '"', ""]))
 
 
 @st.composite
 def tables(draw: st.DrawFn, columns: Sequence[str]) -> bytes:
-    """A table that is wrong in some way, or in none."""
+    """A table that is wrong in one cell, in many ways, or in none."""
     misspelt = st.sampled_from([f"{columns[0]}s", "SPEED", "", " ", "name;speed"])
-    header = draw(st.lists(st.one_of(st.sampled_from(columns), misspelt), min_size=1, max_size=4))
     if draw(st.booleans()):
-        header = list(dict.fromkeys([*columns[:3], *header]))
-    width = len(header)
-    rows = draw(st.lists(st.lists(CELLS, min_size=1, max_size=width + draw(st.integers(0, 1))), max_size=4))
+        header = [
+            *columns[:3],
+            *draw(st.lists(st.sampled_from(columns[3:] or columns[:1]), max_size=2, unique=True)),
+        ]
+        rows = draw(
+            st.lists(
+                st.lists(RIGHT_CELLS, min_size=len(header), max_size=len(header)), min_size=1, max_size=3
+            )
+        )
+        rows[draw(st.integers(0, len(rows) - 1))][draw(st.integers(0, len(header) - 1))] = draw(CELLS)
+    else:
+        header = draw(st.lists(st.one_of(st.sampled_from(columns), misspelt), min_size=1, max_size=4))
+        rows = draw(st.lists(st.lists(CELLS, min_size=1, max_size=len(header) + 1), max_size=4))
     mark = draw(st.sampled_from([",", ",", ",", ";", "\t"]))
     text = "\n".join(mark.join(row) for row in [header, *rows])
     coding = draw(st.sampled_from(["utf-8", "utf-8", "utf-8-sig", "utf-16", "latin-1"]))
