@@ -9,9 +9,10 @@ import struct
 from pathlib import Path
 
 import pytest
-from command_line import TINY, call, program, refused, tree
+from command_line import TINY, call, refused, tree
 
 import fedpmt
+from fedpmt.cli.main import program
 from fedpmt.records import read_run
 
 
