@@ -426,7 +426,7 @@ def make_request(method: Named, settings: Mapping[str, Any], own: Own | None = N
     given["objective"] = _objective_of(given.get("objective"), own.loss)
     given = _with_transform(given, own)
     scored = (own.metric, own.metrics, own.maximize) != (None, None, None)
-    of_paper = model is None and given.get("task") not in TASKS
+    of_paper = model is None and str(given.get("task")) not in TASKS
     if of_paper and own.axes is not None:
         raise SettingError("axes needs a model of your own: those of a paper task are known")
     if of_paper and (scored or given["objective"] != "classification"):

@@ -94,7 +94,7 @@ def cost(
     from fedpmt.simulation.assemble import make_price
 
     given: dict[str, Any] = dict(settings)
-    if model is None and not given.get("model") and given.get("task") not in TASKS:
+    if model is None and not given.get("model") and str(given.get("task")) not in TASKS:
         # The paper's table is of its own batches and samples.
         given = {**_of_the_paper(given), **{key: value for key, value in given.items() if value is not None}}
     name, resolved, problem = priced(model, example, layers, given)

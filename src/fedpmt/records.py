@@ -340,6 +340,14 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
     return list(found)
 
 
+def read_bytes(path: Path) -> bytes:
+    """Read a file of a run folder, or raise SettingError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {error.strerror}") from error
+
+
 def read_config(folder: Path) -> dict[str, Any] | None:
     """The settings a run folder was made with; None where there is no run."""
     path = folder / CONFIG
@@ -359,7 +367,7 @@ def read_rounds(path: Path) -> tuple[RoundRecord, ...]:
     """The whole lines of a round file; a last line cut off by a kill does not count."""
     if not path.exists():
         return ()
-    return parse_rounds(path, path.read_bytes().split(b"\n")[:-1])
+    return parse_rounds(path, read_bytes(path).split(b"\n")[:-1])
 
 
 def parse_rounds(path: Path, lines: Iterable[bytes]) -> tuple[RoundRecord, ...]:
@@ -374,7 +382,7 @@ def read_result(folder: Path) -> ResultRecord | None:
     """The result of a run; None where it is not finished."""
     path = folder / RESULT
     try:
-        return ResultRecord.model_validate_json(path.read_bytes()) if path.exists() else None
+        return ResultRecord.model_validate_json(read_bytes(path)) if path.exists() else None
     except ValidationError as error:
         raise SettingError(f"{path} is not a run's result ({error.errors()[0]['msg']})") from error
 

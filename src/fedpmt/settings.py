@@ -528,7 +528,7 @@ class RunSettings(TypedDict, total=False):
     samples: int
     cohort: int
     sampling: Literal["stratified", "uniform", "fastest"]
-    levels: str
+    levels: str | list[str | float]
     level_draw: Literal["fixed", "round"]
     fleet: Table | None
     availability_trace: Table | None

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
+from unicodedata import category
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,16 +57,25 @@ class Stop(Exception):  # noqa: N818 - like StopIteration, it is no error
     """Raise it in a callback to end the run after this round; result, model and checkpoint are written."""
 
 
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+def is_control(letter: str) -> bool:
+    """Whether a terminal would obey this character."""
+    return category(letter) == "Cc"
 
 
 def printable(text: object) -> str:
-    """A text in one line in which control characters, which could command a terminal, are spelled out.
+    """A text in which control characters, which could command a terminal, and invisible ones are spelled out.
 
     >>> printable("red: \\x1b[31m")
     'red: \\\\x1b[31m'
     """
-    return str(text).translate(_CONTROLS)
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    # All categories that begin with C: control, format, surrogate, private and unassigned.
+    return "".join(
+        letter.encode("unicode_escape").decode() if category(letter).startswith("C") else letter
+        for letter in shown
+    )
 
 
 def shown_bytes(count: float) -> str:

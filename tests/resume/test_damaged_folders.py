@@ -96,7 +96,7 @@ def test_the_loser_of_a_race_does_not_remove_the_winners_folder(
             return made
 
         patch.setattr(api, "open_folder", overtaken)
-        assert "in use" in refused(*FLAGS, "--resume", "--out", out)
+        assert "in use" in refused(*FLAGS, "--out", out)
         assert (out / "config.json").exists()
         held[0].__exit__(None, None, None)
     assert run(*FLAGS, "--resume", "--out", out).code == 0

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedpmt.types import SettingError, printable
+from fedpmt.types import SettingError, is_control
 
 Row = tuple[str, dict[str, str]]
 """Where a row stands, for messages, and its cells that are not empty, by column."""
@@ -150,7 +150,7 @@ def _decimal_hint(cells: Sequence[str]) -> str:
 
 def _refuse_controls(place: str, cells: Mapping[str, str]) -> None:
     """Refuse characters that a terminal would obey."""
-    column = next((column for column, cell in cells.items() if printable(cell) != cell), None)
+    column = next((column for column, cell in cells.items() if any(map(is_control, cell))), None)
     if column is not None:
         raise SettingError(f"{place}: {column} must not hold control characters (got '{cells[column]}')")
 

@@ -423,7 +423,7 @@ def _reopen(federation: Federation, path: Path, saved: Saved) -> Saved:
 
 def _read_lines(path: Path, rounds: int) -> tuple[list[bytes], list[RoundRecord]]:
     """Read the first rounds; refuse to continue behind records that are not those of the checkpoint."""
-    whole = (path.read_bytes() if path.exists() else b"").split(b"\n")[:-1]
+    whole = (records.read_bytes(path) if path.exists() else b"").split(b"\n")[:-1]
     lines = [line + b"\n" for line in whole[:rounds]]
     try:
         steps = [RoundRecord.model_validate_json(line) for line in lines]
