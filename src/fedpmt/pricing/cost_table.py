@@ -15,7 +15,7 @@ from fedpmt.parts.width import thinned
 from fedpmt.pricing.matching import match_keep
 from fedpmt.pricing.paper import dropped_operations
 from fedpmt.pricing.price import Mode, Price
-from fedpmt.pricing.text_table import text_table
+from fedpmt.pricing.text_table import WIDTH, text_table, wrap
 from fedpmt.seeds import generator
 from fedpmt.types import SettingError, shown_bytes, shown_count, shown_memory
 
@@ -58,6 +58,10 @@ class LayerTable(BaseModel):
         return sum(row.parameters for row in self.layers)
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int = WIDTH) -> str:
+        """Return the table as text of at most this many columns."""
         rows = [
             [
                 row.name,
@@ -70,11 +74,12 @@ class LayerTable(BaseModel):
         ]
         title = f"{self.task}: {_counted(len(rows), 'layer')}, {shown_count(self.parameters)} parameters"
         about = (
-            "per sample: operations of the forward pass, and activations kept to train the\n"
+            "per sample: operations of the forward pass, and activations kept to train the "
             f"layer; share: of a full training step with batches of {self.batch}"
         )
         columns = ("layer", "parameters", "operations", "share", "activations")
-        return "\n".join([text_table(title, columns, rows), about, *self._base()])
+        after = [line for text in (about, *self._base()) for line in wrap(text, width)]
+        return "\n".join([text_table(title, columns, rows, width=width), *after])
 
     def _base(self) -> list[str]:
         if not self.base_bytes:
@@ -142,13 +147,15 @@ class CostTable(LayerTable):
     mode: Mode
     depths: tuple[DepthRow, ...]
 
-    def __str__(self) -> str:
+    def text(self, width: int = WIDTH) -> str:
+        """Return both tables, of layers and of depths, as text of at most this many columns."""
         thinned = any(row.feddrop_keep is not None for row in self.depths)
         rows = [[*_cells(self, row), *([_feddrop(row)] if thinned else [])] for row in self.depths]
         columns = ["depth", "trains from", "operations", "ratio", "upload", "memory"]
         title = f"{self.task}: one batch of {self.batch} samples by depth, mode {self.mode}"
-        depths = text_table(title, [*columns, *(["FedDrop keep"] if thinned else [])], rows, names=(1,))
-        return f"{super().__str__()}\n\n{depths}"
+        columns += ["FedDrop keep"] if thinned else []
+        depths = text_table(title, columns, rows, names=(1,), width=width)
+        return f"{super().text(width)}\n\n{depths}"
 
 
 def _cells(table: CostTable, row: DepthRow) -> list[str]:

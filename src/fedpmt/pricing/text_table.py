@@ -1,52 +1,94 @@
-"""Tables as text, at most 80 columns wide."""
+"""Tables as text that fit a given width."""
 
 from __future__ import annotations
 
+import itertools
+import re
+import textwrap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 WIDTH = 80
 GAP = "  "
 LEAST = 8
-"""Characters that are always left of a name."""
+"""Characters that are always left of a text."""
+
+SPACE_IN_NUMBER = re.compile(r"(?<=[\d±]) (?=[\d±%×]|[A-Za-zµ]{1,3}\b)")
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def text_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], names: Sequence[int] = (0,)
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    names: Sequence[int] = (0,),
+    *,
+    keys: int = 1,
+    width: int = WIDTH,
 ) -> str:
-    """Lay out a table. Columns of names are shortened until it fits; numbers never are.
+    """Lay out a table that fits `width` characters and never breaks a number.
+
+    A column with the same cell in all rows becomes part of a line above the table, and one without any value is left
+    out. Headings and texts are wrapped. Columns that still do not fit follow below, with the key columns repeated.
 
     Args:
-        title: The first line.
+        title: The first line; "" for none.
         columns: Their headings.
-        rows: One text for each column.
-        names: Positions of the columns that hold names; the others hold numbers, aligned to the right.
+        rows: One text for each column; "-" or "" where there is no value.
+        names: Positions of the columns that hold texts; the others hold numbers, aligned to the right.
+        keys: How many leading columns say what a row is about.
+        width: How many characters a line may have.
 
-    >>> print(text_table("Layers", ("layer", "size"), [["encoder", "1.2 k"], ["head", "20"]]))
-    Layers
-    layer     size
-    --------------
-    encoder  1.2 k
-    head        20
+    >>> rows = [["fedpmt", "100", "92.0 %", "35.0 min"], ["fedavg", "100", "93.0 %", "83.3 min"]]
+    >>> print(text_table("MNIST", ("run", "rounds", "accuracy", "virtual time"), rows, width=30))
+    MNIST
+    same in all rows: rounds 100
+    run     accuracy  virtual time
+    ------------------------------
+    fedpmt    92.0 %      35.0 min
+    fedavg    93.0 %      83.3 min
+    >>> print(text_table("", ("run", "rounds", "accuracy", "virtual time"), rows, width=20))
+    same in all rows:
+      rounds 100
+    run     accuracy
+    ----------------
+    fedpmt    92.0 %
+    fedavg    93.0 %
+    <BLANKLINE>
+    run     virtual time
+    --------------------
+    fedpmt      35.0 min
+    fedavg      83.3 min
     """
-    widths = [max(len(row[place]) for row in [columns, *rows]) for place in range(len(columns))]
-    while sum(widths) + len(GAP) * (len(widths) - 1) > WIDTH:
-        widest = max(names, key=lambda place: widths[place])
-        if widths[widest] <= LEAST:
-            break
-        widths[widest] -= 1
+    cells = [[row[place] for row in rows] for place in range(len(columns))]
+    every = [
+        _Column(head, column, is_text=place in names)
+        for place, (head, column) in enumerate(zip(columns, cells, strict=True))
+    ]
+    varying = [column for column in every[keys:] if len(set(column.cells)) != 1 or len(rows) == 1]
+    shared = [column.shared for column in every[keys:] if column not in varying and column.shared]
+    lines = wrap(title, width) if title else []
+    if shared:
+        lines += wrap(f"same in all rows: {'; '.join(shared)}", width, indent="  ")
+    blocks = _blocks(every[:keys], varying, width)
+    return "\n".join([*lines, "\n\n".join("\n".join(_lines(block, width)) for block in blocks)])
 
-    def line(cells: Sequence[str]) -> str:
-        shown = [
-            shorten_path(cell, width).ljust(width) if place in names else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return GAP.join(shown).rstrip()
 
-    rule = "-" * (sum(widths) + len(GAP) * (len(widths) - 1))
-    return "\n".join([title, line(columns), rule, *(line(row) for row in rows)])
+def wrap(text: str, width: int, *, indent: str = "") -> list[str]:
+    """Break a text into lines at spaces, but not inside a number with its unit; long words are shortened.
+
+    >>> wrap("a round takes 35.0 min", 18)
+    ['a round takes', '35.0 min']
+    """
+    kept = SPACE_IN_NUMBER.sub(NO_BREAK, text)
+    words = " ".join(shorten_path(word, width - len(indent)) for word in kept.split(" "))
+    lines = textwrap.wrap(
+        words, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace(NO_BREAK, " ") for line in lines] or [""]
 
 
 def shorten_path(path: str, limit: int) -> str:
@@ -59,3 +101,73 @@ def shorten_path(path: str, limit: int) -> str:
         return path
     left = limit // 3
     return f"{path[:left]}…{path[left + 1 - limit :]}"
+
+
+@dataclass(frozen=True)
+class _Column:
+    heading: str
+    cells: list[str]
+    is_text: bool
+
+    @property
+    def shared(self) -> str:
+        """What the line above says of a column with equal cells; nothing where they are empty."""
+        return "" if self.cells[:1] in ([], ["-"], [""]) else f"{self.heading} {self.cells[0]}".strip()
+
+    @property
+    def natural(self) -> int:
+        """The width at which nothing is wrapped."""
+        return max(map(len, [self.heading, *self.cells]))
+
+    @property
+    def least(self) -> int:
+        """The width below which it is not set."""
+        widest = max(map(len, self.cells), default=0)
+        heading = max(map(len, self.heading.split()), default=0)
+        return max(heading, min(widest, LEAST) if self.is_text else widest)
+
+    def lines(self, cell: str, width: int) -> list[str]:
+        return wrap(cell, width) if self.is_text else [cell]
+
+
+def _blocks(keys: list[_Column], others: list[_Column], width: int) -> Iterator[list[_Column]]:
+    """Columns that fit next to each other; each block begins with the key columns."""
+    block = keys
+    for column in others:
+        if _total([one.least for one in (*block, column)]) > width and len(block) > len(keys):
+            yield block
+            block = keys
+        block = [*block, column]
+    yield block
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _lines(columns: Sequence[_Column], width: int) -> list[str]:
+    """The headings, a rule and the rows."""
+    widths = [column.natural for column in columns]
+    while _total(widths) > width:
+        spare = [place for place, column in enumerate(columns) if widths[place] > column.least]
+        if not spare:
+            break
+        widths[max(spare, key=widths.__getitem__)] -= 1
+
+    def side_by_side(cells: Iterable[list[str]]) -> list[str]:
+        return [
+            GAP.join(
+                text.ljust(size) if column.is_text else text.rjust(size)
+                for text, size, column in zip(line, widths, columns, strict=True)
+            ).rstrip()
+            for line in itertools.zip_longest(*cells, fillvalue="")
+        ]
+
+    heads = [wrap(column.heading, size) for column, size in zip(columns, widths, strict=True)]
+    tallest = max(map(len, heads))
+    found = [*side_by_side([""] * (tallest - len(head)) + head for head in heads), "-" * _total(widths)]
+    for place in range(len(columns[0].cells)):
+        found += side_by_side(
+            column.lines(column.cells[place], size) for column, size in zip(columns, widths, strict=True)
+        )
+    return found
