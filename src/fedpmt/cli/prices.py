@@ -14,8 +14,9 @@ from fedpmt.api import options_for
 from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
 from fedpmt.cli.runs import Json
+from fedpmt.devices.rows import add_device, check_new_name, read_devices
 from fedpmt.pricing.text_table import text_table
-from fedpmt.types import SettingError, shown_bytes
+from fedpmt.types import SettingError, shown_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,10 +96,20 @@ def cost(
 
 
 @with_settings(without=(*TRAINING_ONLY, "lr"))
-def plan(given: dict[str, Any], input_shape: InputShape = None, as_json: Json = False) -> None:
+def plan(
+    given: dict[str, Any],
+    input_shape: InputShape = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page in which the plan can be changed; needs no server.", metavar="PAGE.html"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """From speeds and a deadline: what each device trains, how long it takes, and what that costs."""
     given["options"] = options_for("fedpmt", given.get("options", {}))
-    table = prices.plan(**given, example=_example(input_shape))
+    table = prices.plan(**given, example=_example(input_shape), out=out)
+    if out is not None:
+        show.say(f"written: {out}")
     print(table.model_dump_json() if as_json else table)
 
 
@@ -107,6 +118,10 @@ def profile(
     given: dict[str, Any],
     input_shape: InputShape = None,
     name: Annotated[str, typer.Option(help="What to call this machine in the fleet CSV.")] = "this-machine",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Add the row to this fleet CSV, as fedpmt plan --fleet reads it.", metavar="FILE"),
+    ] = None,
     repeat: Annotated[
         int, typer.Option(help="Measurements per depth; the median counts.", min=1, max=1000)
     ] = 5,
@@ -114,26 +129,37 @@ def profile(
 ) -> None:
     """Measure this machine: seconds per sample and peak memory of each depth, as a row for the fleet CSV."""
     given.pop("options", None)
+    if out is not None:
+        check_new_name(out, name)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks of itself otherwise
     measured = prices.profile(**given, example=_example(input_shape), name=name, repeat=repeat)
-    if as_json:
-        print(json.dumps(measured))
-        return
+    if out is not None:
+        (device,) = read_devices(f"{measured['csv']}\n")
+        add_device(out, device)
+        show.say(f"row added: {out}")
+    print(json.dumps(measured) if as_json else _profiled(measured))
+
+
+def _profiled(measured: Mapping[str, Any]) -> str:
+    """A measurement as a table, and the row for a fleet's CSV."""
     rows = [
         [
             str(row["depth"]),
             row["trains_from"],
-            f"{1e6 * row['seconds_per_sample']:.1f}",
-            shown_bytes(row["peak_bytes"]),
+            f"{1e6 * row['seconds_per_sample']:,.1f}",
+            shown_memory(row["peak_bytes"]),
         ]
         for row in measured["depths"]
     ]
-    title = f"{measured['task']}, batch {measured['batch']}, on {name}"
+    title = f"{measured['task']}, batch {measured['batch']}, on {measured['name']}"
     columns = ("depth", "trains from", "microseconds a sample", "peak memory")
-    print(text_table(title, columns, rows, names=(1,)))
+    said = [text_table(title, columns, rows, names=(1,))]
     if measured["frozen_seconds_per_sample"]:
-        print(_precisions(measured["frozen_seconds_per_sample"]))
-    print(measured["csv"])
+        said.append(_precisions(measured["frozen_seconds_per_sample"]))
+    said.append(
+        f"row for the fleet CSV; speed 1 means {measured['scale']}, memory is all that this machine has:"
+    )
+    return "\n".join([*said, measured["csv"]])
 
 
 def _precisions(seconds: Mapping[str, float]) -> str:

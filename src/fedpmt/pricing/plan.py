@@ -245,10 +245,10 @@ def _for_each(samples: Sizes, value: Callable[[int], float]) -> float | np.ndarr
 def round_up(seconds: float) -> str:
     """Write seconds as a deadline, rounded up so that the number is enough.
 
-    >>> [round_up(value) for value in (24.37, 10, 1234.51, 0.025571)]
-    ['24.4', '10', '1234.6', '0.0256']
+    >>> [round_up(value) for value in (24.37, 10, 4.201, 1234.51, 0.025571)]
+    ['24.4', '10', '4.21', '1234.6', '0.0256']
     """
-    digits = 1 if seconds >= 1 else 2 - math.floor(math.log10(seconds))
+    digits = max(1, 2 - math.floor(math.log10(seconds)))
     text = f"{math.ceil(seconds * 10**digits * (1 - ROUNDING)) / 10**digits:.{digits}f}"
     return text.rstrip("0").rstrip(".")
 

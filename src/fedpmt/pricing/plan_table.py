@@ -211,8 +211,9 @@ class PlanTable(BaseModel):
 
 
 def _bought(step: PlanStep) -> str:
-    psi = "" if step.psi is None else f", and psi is {step.psi:.3g}"
-    return f"{step.devices:,} of {step.name} train from {step.trains_from} on{psi}"
+    psi = "" if step.psi is None else f", and psi falls to {step.psi:.3g}"
+    verb = "trains" if step.devices == 1 else "train"
+    return f"{step.devices:,} of {step.name} {verb} from {step.trains_from} on{psi}"
 
 
 def _shown_name(row: PlanRow) -> str:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedpmt.parts.part import GLOBAL, frozen_prefix, left_out, mask
-from fedpmt.pricing.plan import MOST_KINDS
+from fedpmt.pricing.plan import MOST_KINDS, round_up
 from fedpmt.records import DEVICES
 from fedpmt.resources import ROUNDING
 from fedpmt.simulation.cohort import assign
 from fedpmt.simulation.problem import sizes_of
-from fedpmt.types import SettingError, shown_bytes
+from fedpmt.types import SettingError, shown_bytes, shown_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,14 +41,42 @@ def warn_before_training(federation: Federation, progress: Progress) -> None:
 
 
 def warn_of_untrained_layers(federation: Federation, progress: Progress) -> None:
-    """Log a warning where the method, as it would be assigned now, leaves some layer to nobody."""
+    """Log a warning where the method, as it would be assigned now, leaves some layer to nobody.
+
+    Raises:
+        SettingError: No device can take part, so that nothing would be trained.
+    """
     layers = untrained_layers(federation, progress)
+    if len(layers) == len(federation.problem.model.structure.layers):
+        _refuse_idle_fleet(federation, progress)
     if layers:
         samples = sizes_of(federation.problem, federation.settings)
         LOG.warning(
             "%s: %s",
             federation.settings.method,
             federation.planner.untrained(layers, federation.fleet, samples),
+        )
+
+
+def _refuse_idle_fleet(federation: Federation, progress: Progress) -> None:
+    """Refuse a deadline that no device meets, or a model that none has the memory for."""
+    settings = federation.settings
+    found = [
+        assign(federation, progress, device, replace(round_, cohort=(device.id,)))
+        for round_, device in _assignments(federation, progress)
+    ]
+    able = [one.seconds for one in found if one.able]
+    if not able:
+        least = shown_memory(min(one.usage.memory for one in found))
+        raise SettingError(
+            f"memory_mib must be larger: no device has the memory for {settings.method}, which takes {least} or more"
+        )
+    # Devices that are not as fast as stated may meet it after all.
+    as_stated = not settings.drift and settings.speed_trace is None
+    if as_stated and settings.deadline is not None and min(able) > settings.deadline * (1 + ROUNDING):
+        raise SettingError(
+            f"deadline must be >= {round_up(min(able))}, which {settings.method} takes on the fastest device "
+            f"(got {settings.deadline:g})"
         )
 
 

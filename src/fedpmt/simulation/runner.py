@@ -242,10 +242,10 @@ def simulate(
     with assemble(settings, problem, method, folder) as federation:
         check_room(federation, folder)
         with Journal(federation, folder) as journal:
-            if on_start is not None:
-                on_start()
             if journal.stopped is None:
                 warn_before_training(federation, journal.progress)
+            if on_start is not None:
+                on_start()
             while journal.stopped is None:
                 try:
                     played = federation.play(journal.progress)
