@@ -146,7 +146,7 @@ def plan(
         check_page(Path(out))
     name, resolved, problem = priced(model, example, layers, settings)
     fleet = make_fleet(resolved)
-    planner = make_plan(resolved, problem, fleet)
+    planner = make_plan(resolved, problem, fleet, samples=resolved.samples)
     method = FedPMT(**typed_options("fedpmt", resolved.options))  # type: ignore[arg-type]
     share = None if resolved.plan == "paper" else method.share
     table = plan_table(
@@ -170,7 +170,10 @@ def _write_planner(
     others = product(get_args(TrainedPrecision), get_args(FrozenPrecision)) if settings.mode == "exact" else ()
     planners = {
         (trained, frozen): make_plan(
-            settings.model_copy(update={"precision": trained, "frozen_precision": frozen}), problem, fleet
+            settings.model_copy(update={"precision": trained, "frozen_precision": frozen}),
+            problem,
+            fleet,
+            samples=settings.samples,
         )
         for trained, frozen in (own, *(pair for pair in others if pair != own))
     }

@@ -149,12 +149,14 @@ class Planner:
         return tuple(names)
 
     def groups(self, fleet: Fleet, samples: Sizes) -> list[np.ndarray]:
-        """Divide a fleet into devices of the same level and depth, slowest level first."""
+        """Divide a fleet into devices of the same level and depth, slowest level first; those that it fits apart."""
         chosen = self.depths_of(fleet, samples)
+        fits = np.zeros(len(fleet), dtype=bool)
+        for depth, part in enumerate(self.depths, start=1):
+            fits |= (chosen == depth) & self.fits_of(fleet, part, samples)
+        kinds = 2 * chosen + fits
         return [
-            members[chosen[members] == depth]
-            for members in fleet.members
-            for depth in np.unique(chosen[members])
+            members[kinds[members] == kind] for members in fleet.members for kind in np.unique(kinds[members])
         ]
 
     def untrained(self, layers: Sequence[str], fleet: Fleet, samples: Sizes) -> str:

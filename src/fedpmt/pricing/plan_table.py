@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from fedpmt.pricing.plan import Planner
 
 MOST_ROWS = 100
+WIDE = 100
+"""From this many characters on, a table has all of its columns."""
 
 
 class PlanRow(BaseModel):
@@ -103,7 +105,8 @@ class PlanTable(BaseModel):
         title = f"{self.task}, assigned by {self.assign}, prices {self.mode}, deadline {deadline}"
         if self.plan != "paper":
             title = f"{title}, plan {self.plan}"
-        rows = [self._cells(row) for row in self.devices]
+        wide = width >= WIDE
+        rows = [self._cells(row, wide=wide) for row in self.devices]
         columns = list(rows[0])
         names = [columns.index(name) for name in ("device", "trains from", "limit")]
         table = text_table(
@@ -111,27 +114,22 @@ class PlanTable(BaseModel):
         )
         return "\n".join([table, *(line for text in self._sentences() for line in wrap(text, width))])
 
-    def _cells(self, row: PlanRow) -> dict[str, str]:
-        traded = {
-            "steps": f"{row.steps} of {row.all_steps}",
-            "deeper": "-" if row.deeper_steps is None else str(row.deeper_steps),
-        }
-        spent = (
-            {"upload": shown_bytes(row.upload_bytes)}
-            if row.joules is None
-            else {"energy": shown_joules(row.joules)}
-        )
-        # 80 columns have no room for more: the rest is in `--json`.
+    def _cells(self, row: PlanRow, *, wide: bool) -> dict[str, str]:
+        """The columns of a row; 80 characters have room for some only."""
+        deeper = {"deeper": "-" if row.deeper_steps is None else str(row.deeper_steps)}
+        energy = {} if row.joules is None else {"energy": shown_joules(row.joules)}
+        spent = {"upload": shown_bytes(row.upload_bytes)} if wide or not energy else {}
         return {
             "device": row.name or f"level {row.level}",
             "count": f"{row.devices:,}",
             "speed": f"{row.speed:,.3g}" if row.speed < 100 else f"{row.speed:,.0f}",
             "depth": str(row.depth),
             "trains from": row.trains_from,
-            **({} if self.plan == "paper" else traded),
+            **({} if self.plan == "paper" else {"steps": f"{row.steps} of {row.all_steps}"}),
+            **(deeper if self.plan != "paper" and wide else {}),
             "seconds": _shown_seconds(row.seconds),
             "limit": ("" if row.fits else "out: ") + (", ".join(row.binds) or "-"),
-            **(spent if self.plan == "paper" else {}),
+            **(spent | energy if self.plan == "paper" or wide else {}),
             "memory": shown_memory(row.memory_bytes),
         }
 
@@ -150,10 +148,9 @@ class PlanTable(BaseModel):
     def _about_trading(self) -> list[str]:
         if self.plan == "paper":
             return []
-        said = [
-            f"Each trains the deepest part that leaves {100 * self.share:.0f} % of its steps or more; deeper: the "
-            "steps that one layer more would leave."
-        ]
+        left = [row.deeper_steps for row in self.devices if row.deeper_steps is not None]
+        more = f"; one layer more would leave {min(left)} to {max(left)} of them" if left else ""
+        said = [f"Each trains the deepest part that leaves {100 * self.share:.0f} % of its steps or more{more}."]
         if self.plan == "rotated":
             said.append(
                 "Now and then, a device trains all layers it has the memory for, in the steps that leaves."
