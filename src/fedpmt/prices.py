@@ -157,9 +157,7 @@ def plan(
     return table
 
 
-def _write_planner(
-    path: Path, table: PlanTable, settings: Settings, problem: Problem, share: float
-) -> None:
+def _write_planner(path: Path, table: PlanTable, settings: Settings, problem: Problem, share: float) -> None:
     """Write the page of a plan, with prices in all precisions that the model can be trained in."""
     from fedpmt.devices.fleet import make_fleet
     from fedpmt.pricing.plan_prices import plan_prices
@@ -167,7 +165,9 @@ def _write_planner(
     from fedpmt.simulation.assemble import plan as make_plan
 
     fleet, own = make_fleet(settings), (settings.precision, settings.frozen_precision)
-    others = product(get_args(TrainedPrecision), get_args(FrozenPrecision)) if settings.mode == "exact" else ()
+    others = (
+        product(get_args(TrainedPrecision), get_args(FrozenPrecision)) if settings.mode == "exact" else ()
+    )
     planners = {
         (trained, frozen): make_plan(
             settings.model_copy(update={"precision": trained, "frozen_precision": frozen}),
@@ -180,7 +180,8 @@ def _write_planner(
     limits = settings.limits
     choice = {
         "deadline": settings.deadline,
-        "budget": limits and {"text": settings.budget, "resource": limits.resource, "amounts": limits.amounts},
+        "budget": limits
+        and {"text": settings.budget, "resource": limits.resource, "amounts": limits.amounts},
         "precision": settings.precision,
         "frozen_precision": settings.frozen_precision,
         "plan": settings.plan,

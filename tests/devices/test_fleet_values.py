@@ -136,9 +136,6 @@ def test_compare_and_plan_take_values() -> None:
             r"fleet\[2\]: name must differ from that of fleet\[0\] \(got 'pi'\); several devices of a kind are one row",
         ),
         ("name,speed\npi,1\nb,1\npi,1\n", "line 4: name must differ from that of line 2"),
-        ([{"speed": 1, "name": "a\x1b[31m"}], r"name must not hold control characters \(got 'a\\x1b\[31m'\)"),
-        ("name;speed\npi;0,5\n", "must have commas between its columns and points in its numbers"),
-        ("name,speed\npi,0,5\n", "'5' stands in no column .*; numbers are written with a point, as 0.5"),
         (
             "name,speed,scale\npi,2,cnn-mnist: 60 samples in batches of 10 in 10 s\n",
             "the speed of 'pi' was measured for 'cnn-mnist: 60 samples .* here speed 1 means 'fcnn-mnist: 10 samples",
@@ -242,7 +239,10 @@ def test_people_train_on_their_own_devices(tmp_path: Path) -> None:
     [
         (named("ann", "bob", "eve"), "has none named 'carol'"),
         (named("x", "y", "z"), "has none named 'ann'"),
-        (read_fleet([Device(name="ann", speed=1), Device(name="bob", speed=1, count=2)]), "has 2 named 'bob'"),
+        (
+            read_fleet([Device(name="ann", speed=1), Device(name="bob", speed=1, count=2)]),
+            "has 2 named 'bob'",
+        ),
         (named("ann", "bob", "carol", "eve"), "has a device named 'eve', and no client is called that"),
     ],
 )

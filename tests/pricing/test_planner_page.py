@@ -31,12 +31,18 @@ RNG = np.random.default_rng(20)
 def net() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(
-        torch.nn.Linear(12, 40), torch.nn.ReLU(), torch.nn.Linear(40, 30), torch.nn.ReLU(), torch.nn.Linear(30, 4)
+        torch.nn.Linear(12, 40),
+        torch.nn.ReLU(),
+        torch.nn.Linear(40, 30),
+        torch.nn.ReLU(),
+        torch.nn.Linear(30, 4),
     )
 
 
 def embedded(path: Path) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="prices">(.*?)</script>', path.read_text(), re.DOTALL)
+    found = re.search(
+        r'<script type="application/json" id="prices">(.*?)</script>', path.read_text(), re.DOTALL
+    )
     assert found is not None
     made: dict[str, Any] = json.loads(found[1])
     return made
@@ -91,12 +97,19 @@ def test_the_page_holds_what_it_was_made_with(page: Path) -> None:
     [
         (["--out", "."], "out must be a file name that ends in .html"),
         (["--out", "plan.txt"], "out must be a file name that ends in .html"),
-        (["--out", "plan.html", "--levels", "lognormal:1", "--devices", "2000"], "at most 1,000 kinds of devices"),
+        (
+            ["--out", "plan.html", "--levels", "lognormal:1", "--devices", "2000"],
+            "at most 1,000 kinds of devices",
+        ),
         (["--out", "plan.html", "--deadline", "1"], "deadline must be >= 4.2"),
     ],
 )
 def test_pages_that_are_refused(
-    given: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    given: list[str],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert program(["plan", *given]) == 2
@@ -113,7 +126,13 @@ def browse(path: Path, *flags: str) -> str:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no chromium")
-    common = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
+    common = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-sync",
+    ]
     profile = f"--user-data-dir={path.parent / 'profile'}"
     done = subprocess.run(
         [browser, *common, "--hide-scrollbars", profile, *flags, path.as_uri()],
@@ -182,7 +201,10 @@ def choices(base: dict[str, Any], longest: float) -> Iterator[dict[str, Any]]:
         given["precision"] = str(choose(["fp32", "bf16"]))
         given["frozen_precision"] = str(choose(["fp32", "bf16", "int8"]))
         if RNG.random() < 0.5:
-            given |= {"plan": str(choose(["traded", "rotated"])), "options": {"share": round(float(RNG.random()), 2)}}
+            given |= {
+                "plan": str(choose(["traded", "rotated"])),
+                "options": {"share": round(float(RNG.random()), 2)},
+            }
         yield given
 
 
@@ -193,7 +215,8 @@ def as_chosen(given: dict[str, Any]) -> dict[str, Any]:
     budget = None if "budget" not in given else parse_budget(given["budget"])
     return {
         "deadline": given.get("deadline"),
-        "budget": budget and {"resource": budget.resource, "amounts": budget.amounts, "text": given["budget"]},
+        "budget": budget
+        and {"resource": budget.resource, "amounts": budget.amounts, "text": given["budget"]},
         "precision": given.get("precision", "fp32"),
         "frozen_precision": given.get("frozen_precision", "fp32"),
         "plan": given.get("plan", "paper"),
@@ -212,7 +235,18 @@ def same(mine: Any, theirs: Any) -> bool:
     return bool(mine == theirs)
 
 
-NOT_RECOMPUTED = ("task", "assign", "plan", "share", "mode", "samples", "full_seconds", "layers", "depths", "note")
+NOT_RECOMPUTED = (
+    "task",
+    "assign",
+    "plan",
+    "share",
+    "mode",
+    "samples",
+    "full_seconds",
+    "layers",
+    "depths",
+    "note",
+)
 ONLY_IN_TEXT = (*NOT_RECOMPUTED, "base_bytes", "base_seconds")
 
 
@@ -257,7 +291,9 @@ def test_the_page_agrees_with_the_planner_on_200_inputs(tmp_path: Path) -> None:
     assert 100 < len(met) < 200
     bound = {name for mine in met for row in mine["devices"] for name in row["binds"]}
     assert {"time", "upload", "download", "memory", "operations", "level"} <= bound
-    assert all(sum(mine[key] is not None for mine in met) > 30 for key in ("psi", "more_time", "least_deadline"))
+    assert all(
+        sum(mine[key] is not None for mine in met) > 30 for key in ("psi", "more_time", "least_deadline")
+    )
     assert sum(mine["more_memory"] is not None for mine in met) > 10
 
 
@@ -360,7 +396,7 @@ def in_frame(page: Path, script: str, attributes: str) -> Any:
     }});
     """
     frame.write_text(
-        f'<!DOCTYPE html><body><iframe {attributes}></iframe><script>{load}'
+        f"<!DOCTYPE html><body><iframe {attributes}></iframe><script>{load}"
         f'document.querySelector("iframe").src = "{page.name}";</script></body>'
     )
     shown = browse(frame, "--dump-dom", "--allow-file-access-from-files", "--virtual-time-budget=3000")

@@ -112,10 +112,22 @@ def test_a_run_says_which_layers_nobody_trains(
 @pytest.mark.parametrize(
     ("method", "given", "reason"),
     [
-        ("fedpmt", {"deadline": 1.0}, r"^deadline must be >= 4.21, which fedpmt takes on the fastest device \(got 1\)$"),
-        ("fedavg", {"deadline": 8.0}, r"^deadline must be >= 10, which fedavg takes on the fastest device \(got 8\)$"),
+        (
+            "fedpmt",
+            {"deadline": 1.0},
+            r"^deadline must be >= 4.21, which fedpmt takes on the fastest device \(got 1\)$",
+        ),
+        (
+            "fedavg",
+            {"deadline": 8.0},
+            r"^deadline must be >= 10, which fedavg takes on the fastest device \(got 8\)$",
+        ),
         ("fedpmt", {"deadline": 1.0, "budget": "time"}, r"^deadline must be >= 4.21"),
-        ("fedpmt", {"fleet": [{"speed": 1, "count": 6, "memory_mib": 1}]}, "^memory_mib must be larger: .* 2.17 MiB"),
+        (
+            "fedpmt",
+            {"fleet": [{"speed": 1, "count": 6, "memory_mib": 1}]},
+            "^memory_mib must be larger: .* 2.17 MiB",
+        ),
     ],
 )
 def test_a_deadline_or_memory_that_nobody_has_is_refused(
@@ -125,7 +137,9 @@ def test_a_deadline_or_memory_that_nobody_has_is_refused(
         api.run(method, **SMALL, **given, out=tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
     if method == "fedpmt":
-        with pytest.raises(SettingError, match=reason.split(" >")[0].split(":")[0].replace("larger", "at least")):
+        with pytest.raises(
+            SettingError, match=reason.split(" >")[0].split(":")[0].replace("larger", "at least")
+        ):
             fedpmt.plan(**{**given, "samples": 20})
 
 
@@ -158,7 +172,10 @@ def test_a_plan_says_what_binds_whom_and_what_would_help() -> None:
     assert fedpmt.plan(fleet=FLEET, deadline=0.999 * table.more_time.amount).psi == pytest.approx(table.psi)
     assert table.more_memory is not None
     assert (table.more_memory.name, table.more_memory.trains_from) == ("small", "fc2")
-    more = [*FLEET[:3], fedpmt.Device(name="small", speed=1, count=4, memory_mib=table.more_memory.amount / 2**20)]
+    more = [
+        *FLEET[:3],
+        fedpmt.Device(name="small", speed=1, count=4, memory_mib=table.more_memory.amount / 2**20),
+    ]
     assert fedpmt.plan(fleet=[*more, FLEET[4]], deadline=30).psi == pytest.approx(table.more_memory.psi)
     text = " ".join(str(table).split())
     for said in (
@@ -182,7 +199,10 @@ def test_a_budget_binds_too_and_does_not_hide_the_deadline() -> None:
         "small": ("memory", "upload"),
         "fast": ("upload",),
     }
-    assert {row.name: row.binds for row in table.devices if not row.fits} == {"slow": ("time",), "far": ("upload",)}
+    assert {row.name: row.binds for row in table.devices if not row.fits} == {
+        "slow": ("time",),
+        "far": ("upload",),
+    }
     assert table.more_time is None
     by_level = fedpmt.plan(levels="1/4,1/3,1/2,1", assign="level")
     assert [row.binds for row in by_level.devices] == [("level",)] * 3 + [()]

@@ -137,7 +137,10 @@ def test_a_run_ends_though_nobody_ever_arrives() -> None:
     assert {one.outcome for one in replies(run)} == {"late"}
     assert len(run.rounds) == 2
     small = [fedpmt.Device(speed=1, memory_mib=0.001, count=10)]
-    for given, reason in (({"deadline": 1}, "deadline must be >= 10"), ({"fleet": small}, "memory_mib must be larger")):
+    for given, reason in (
+        ({"deadline": 1}, "deadline must be >= 10"),
+        ({"fleet": small}, "memory_mib must be larger"),
+    ):
         with pytest.raises(fedpmt.SettingError, match=reason):
             fedpmt.run("fedavg", **{**EVENTS, "rounds": 2}, buffer=2, **given)
 

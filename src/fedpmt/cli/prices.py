@@ -101,7 +101,9 @@ def plan(
     input_shape: InputShape = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Also write a page in which the plan can be changed; needs no server.", metavar="PAGE.html"),
+        typer.Option(
+            help="Also write a page in which the plan can be changed; needs no server.", metavar="PAGE.html"
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -140,7 +140,9 @@ class Fleet:
         columns += [] if self.watts is None else list(self.watts.T)
         numbers: dict[str, int] = {}
         # Kinds that are called differently stay apart, though they are equal in all that counts.
-        columns += [np.array([numbers.setdefault(name, len(numbers)) for name in self.names])] if self.names else []
+        columns += (
+            [np.array([numbers.setdefault(name, len(numbers)) for name in self.names])] if self.names else []
+        )
         if len(columns) == 2 and all(
             np.ptp(self.speeds[members]) == 0 for members in self.members if len(members)
         ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
@@ -58,11 +57,8 @@ class Device:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the value is frozen, but for what is read here
-        for column in TEXTS:
-            text = str(getattr(self, column)).strip()
-            if any(unicodedata.category(letter) == "Cc" for letter in text):
-                raise SettingError(f"{column} must not hold control characters (got {text!r})")
-            set_field(self, column, text)
+        set_field(self, "name", str(self.name).strip())
+        set_field(self, "scale", str(self.scale).strip())
         set_field(self, "count", _read_count(self.count))
         for column in NUMBERS:
             value = getattr(self, column)
@@ -72,7 +68,6 @@ class Device:
             raise SettingError(f"availability is a chance, at most 1 (got {self.availability:g})")
 
 
-TEXTS = ("name", "scale")
 WATTS = ("watts_computing", "watts_sending", "watts_idle")
 NUMBERS = ("speed", "uplink_mbps", "downlink_mbps", "memory_mib", "availability", *WATTS)
 MAY_BE_ZERO = ("watts_sending", "watts_idle")

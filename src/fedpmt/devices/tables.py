@@ -87,10 +87,6 @@ def _read_csv(name: str, lines: io.StringIO) -> tuple[list[str], list[Row]]:
     rows: list[Row] = []
     try:
         header = [column.strip() for column in next(reader, [])]
-        if len(header) == 1 and ";" in header[0]:
-            raise SettingError(
-                f"{name} must have commas between its columns and points in its numbers (got semicolons: '{header[0]}')"
-            )
         _refuse_twins(name, [column for column in header if column])
         for cells in reader:
             if [cell.strip() for cell in cells] == header:
@@ -101,9 +97,7 @@ def _read_csv(name: str, lines: io.StringIO) -> tuple[list[str], list[Row]]:
             }
             surplus = [found.pop("", ""), *(cell.strip() for cell in cells[len(header) :])]
             if any(surplus):
-                first = next(filter(None, surplus))
-                hint = "; numbers are written with a point, as 0.5" if first.isdecimal() else ""
-                raise SettingError(f"{place}: '{first}' stands in no column ({', '.join(header)}){hint}")
+                raise SettingError(f"{place}: '{next(filter(None, surplus))}' stands in no column")
             rows += [(place, found)] if found else []
     except csv.Error as error:
         raise SettingError(f"{name} cannot be read: {error}") from error

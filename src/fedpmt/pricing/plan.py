@@ -119,7 +119,9 @@ class Planner:
     def refuse_all(self, fleet: Fleet, samples: int, share: float = 1.0) -> str:
         """Say why no device of a fleet can take part, and what to change."""
         if self.budget is not None and not self.budget.planned:
-            return f"budget must allow more {self.budget.resource}: no device can train even the smallest part"
+            return (
+                f"budget must allow more {self.budget.resource}: no device can train even the smallest part"
+            )
         seconds, memory = [], []
         for level, members in enumerate(fleet.members):
             part = self.depths[level if self.assign == "level" else 0]
@@ -162,7 +164,7 @@ class Planner:
     def untrained(self, layers: Sequence[str], fleet: Fleet, samples: Sizes) -> str:
         """Say that no device trains these layers, and what to change."""
         return (
-            f"No device of this fleet trains {list_names(layers)}, so these weights stay as they are at the start; "
+            f"no device of this fleet trains {list_names(layers)}, so these weights stay as they are at the start; "
             + self._remedy(fleet, samples)
         )
 

@@ -109,9 +109,7 @@ class PlanTable(BaseModel):
         rows = [self._cells(row, wide=wide) for row in self.devices]
         columns = list(rows[0])
         names = [columns.index(name) for name in ("device", "trains from", "limit")]
-        table = text_table(
-            title, columns, [list(row.values()) for row in rows], names=names, width=width
-        )
+        table = text_table(title, columns, [list(row.values()) for row in rows], names=names, width=width)
         return "\n".join([table, *(line for text in self._sentences() for line in wrap(text, width))])
 
     def _cells(self, row: PlanRow, *, wide: bool) -> dict[str, str]:
@@ -135,7 +133,8 @@ class PlanTable(BaseModel):
 
     def _sentences(self) -> list[str]:
         down = shown_bytes(max(row.download_bytes for row in self.devices))
-        said = [*([] if self.note is None else [f"{self.note}."]), *self._about_time(), self._about_psi()]
+        note = [] if self.note is None else [f"{self.note[:1].upper()}{self.note[1:]}."]
+        said = [*note, *self._about_time(), self._about_psi()]
         said += [*self._about_steps(), *self._about_trading(), *self._about_base()]
         if any(row.binds for row in self.devices):
             said.append("Limit: what keeps a device from training one layer more.")
@@ -150,7 +149,9 @@ class PlanTable(BaseModel):
             return []
         left = [row.deeper_steps for row in self.devices if row.deeper_steps is not None]
         more = f"; one layer more would leave {min(left)} to {max(left)} of them" if left else ""
-        said = [f"Each trains the deepest part that leaves {100 * self.share:.0f} % of its steps or more{more}."]
+        said = [
+            f"Each trains the deepest part that leaves {100 * self.share:.0f} % of its steps or more{more}."
+        ]
         if self.plan == "rotated":
             said.append(
                 "Now and then, a device trains all layers it has the memory for, in the steps that leaves."
@@ -179,7 +180,9 @@ class PlanTable(BaseModel):
         if self.least_deadline is None:
             said.append("No deadline keeps every device in.")
         elif not self.fitted:
-            said.append(f"The smallest deadline that keeps every device in is {round_up(self.least_deadline)} s.")
+            said.append(
+                f"The smallest deadline that keeps every device in is {round_up(self.least_deadline)} s."
+            )
         said.append(
             f"A FedPMT round takes {_shown_seconds(self.round_seconds)} s, a FedAvg round "
             f"{_shown_seconds(self.fedavg_round_seconds)} s."
@@ -191,7 +194,9 @@ class PlanTable(BaseModel):
         if self.psi is None:
             return "psi is infinite: some layers are trained by nobody."
         if self.psi <= self.depths * (1 + ROUNDING):
-            return f"psi is {self.depths}, its smallest value: every device trains every layer, as with FedAvg."
+            return (
+                f"psi is {self.depths}, its smallest value: every device trains every layer, as with FedAvg."
+            )
         return (
             f"psi is {self.psi:.3g}, and {self.depths} if every device trained every layer: in theory, the error after "
             f"the same number of rounds is about {self.psi / self.depths:.3g} times as large."
@@ -260,7 +265,9 @@ class Planning:
         if self.by_deadline:
             # What is traded within a budget is worth what the planned depth costs.
             traded = self.share is not None and self.planner.budget is None
-            return self.planner.least_deadline(fleet, self.samples, 1 / self.rows[0].all_steps if traded else 1.0)
+            return self.planner.least_deadline(
+                fleet, self.samples, 1 / self.rows[0].all_steps if traded else 1.0
+            )
         out = any(set(row.binds) - {"time", "upload", "download"} for row in self.rows if not row.fits)
         return None if out else max(row.seconds for row in self.rows)
 
@@ -316,7 +323,9 @@ class Planning:
         return PlanStep(
             amount=amount,
             name=name,
-            devices=sum(row.devices for row in gains if row.name == gains[0].name and row.level == gains[0].level),
+            devices=sum(
+                row.devices for row in gains if row.name == gains[0].name and row.level == gains[0].level
+            ),
             trains_from=gains[0].trains_from,
             psi=psi if math.isfinite(psi) else None,
         )

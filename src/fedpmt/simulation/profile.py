@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from fedpmt.devices.fleet import MIB, speed_scale
-from fedpmt.devices.rows import Device, write_devices
+from fedpmt.devices.tables import write_table
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.models.precision import Prefix
 from fedpmt.models.structure import FrozenPrecision
@@ -83,18 +83,21 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
         for number, part in enumerate(parts)
     ]
     speed = settings.full_seconds / (rows[-1]["seconds_per_sample"] * settings.samples)  # type: ignore[operator]
-    device = Device(
-        name=name, speed=float(f"{speed:.6g}"), memory_mib=_memory_bytes() // MIB, scale=speed_scale(settings)
-    )
+    row = {
+        "name": name,
+        "speed": f"{speed:.6g}",
+        "memory_mib": _memory_bytes() // MIB,
+        "scale": speed_scale(settings),
+    }
     return {
         "name": name,
         "batch": settings.batch,
         "speed": speed,
-        "memory_mib": device.memory_mib,
-        "scale": device.scale,
+        "memory_mib": row["memory_mib"],
+        "scale": row["scale"],
         "depths": rows,
         "frozen_seconds_per_sample": frozen,
-        "csv": write_devices([device]).rstrip("\n"),
+        "csv": write_table(list(row), [list(row.values())]).rstrip("\n"),
     }
 
 
