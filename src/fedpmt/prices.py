@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
+from fedpmt import __version__
 from fedpmt.api import (
     OWN_DATA,
     Own,
@@ -188,7 +189,7 @@ def _write_planner(path: Path, table: PlanTable, settings: Settings, problem: Pr
         "share": share,
     }
     prices = plan_prices(table.task, planners, fleet, settings.samples)
-    write_planner(path, prices, choice, str(table))
+    write_planner(path, {"version": __version__, **prices}, choice, str(table))
 
 
 def profile(

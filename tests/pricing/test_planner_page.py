@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from web_pages import Reader
 
 import fedpmt
 from fedpmt.cli.main import program
 from fedpmt.report import planner
 from fedpmt.types import SettingError
+from web_pages import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,8 +148,8 @@ def ask(path: Path, script: str, *flags: str) -> Any:
     """What a script, which assigns to `answer`, finds in a page."""
     assert path.is_file()
     asking = path.with_name("asking.html")
-    tail = f'<script>let answer; {script}\ndocument.body.innerHTML = ""; document.body.textContent = JSON.stringify(answer);</script>'
-    asking.write_text(path.read_text().replace("</body>", f"{tail}</body>"))
+    tail = f"let answer; {script}\ndocument.body.replaceChildren(JSON.stringify(answer));"
+    asking.write_text(path.read_text().replace("</body>", f"<script>{tail}</script></body>"))
     found = re.search(r"<body>(.*?)</body>", browse(asking, "--dump-dom", *flags), re.DOTALL)
     assert found is not None
     return json.loads(html.unescape(found[1]))
@@ -304,8 +304,9 @@ const move = (name, value) => {
   control.dispatchEvent(new Event("input", { bubbles: true }));
 };
 const text = (name) => document.getElementById(name).textContent;
-const seen = () => ({ choice: planner.choice, plan: planFleet(planner.prices, planner.choice), headline: text("headline"),
-  words: text("words"), bars: text("fleet-bars"), layers: text("layer-cells"), flags: text("flags"), kind: text("shown-plan") });
+const seen = () => ({ choice: planner.choice, plan: planFleet(planner.prices, planner.choice),
+  headline: text("headline"), words: text("words"), bars: text("fleet-bars"), layers: text("layer-cells"),
+  flags: text("flags"), kind: text("shown-plan") });
 answer = [structuredClone(seen())];
 """
 
@@ -367,7 +368,8 @@ for (const node of document.querySelectorAll("body *")) {
   }
   if (node.matches("input, select") && node.labels.length === 0) faults.push(`no label: ${node.id}`);
   if (node.matches("button") && !node.textContent.trim()) faults.push("a button without words");
-  if (node.matches("section") && !document.getElementById(node.getAttribute("aria-labelledby"))) faults.push(`no name: ${node.id}`);
+  const title = node.getAttribute("aria-labelledby");
+  if (node.matches("section") && !document.getElementById(title)) faults.push(`no name: ${node.id}`);
 }
 const wide = document.documentElement.scrollWidth;
 answer = { faults, wide, width: innerWidth, dark: luminance(getComputedStyle(document.body).backgroundColor) < 0.1 };
@@ -378,7 +380,7 @@ answer = { faults, wide, width: innerWidth, dark: luminance(getComputedStyle(doc
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [500, 1400, 1920])
 def test_it_is_legible_in_any_window(page: Path, width: int, dark: bool) -> None:
-    """Text has a contrast of 4.5 at least, controls have labels, and nothing is cut off; chromium has no window below 500."""
+    """Text has a contrast of 4.5 at least, controls have labels, and nothing is cut off; no window is below 500."""
     flags = [f"--window-size={width},1200", *(["--blink-settings=preferredColorScheme=0"] if dark else [])]
     found = ask(page, FAULTS, *flags)
     assert found["faults"] == []

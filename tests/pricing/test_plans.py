@@ -112,22 +112,10 @@ def test_a_run_says_which_layers_nobody_trains(
 @pytest.mark.parametrize(
     ("method", "given", "reason"),
     [
-        (
-            "fedpmt",
-            {"deadline": 1.0},
-            r"^deadline must be >= 4.21, which fedpmt takes on the fastest device \(got 1\)$",
-        ),
-        (
-            "fedavg",
-            {"deadline": 8.0},
-            r"^deadline must be >= 10, which fedavg takes on the fastest device \(got 8\)$",
-        ),
+        ("fedpmt", {"deadline": 1.0}, r"^deadline must be >= 4.21, which .* \(got 1\)$"),
+        ("fedavg", {"deadline": 8.0}, r"^deadline must be >= 10, which fedavg takes on the fastest device"),
         ("fedpmt", {"deadline": 1.0, "budget": "time"}, r"^deadline must be >= 4.21"),
-        (
-            "fedpmt",
-            {"fleet": [{"speed": 1, "count": 6, "memory_mib": 1}]},
-            "^memory_mib must be larger: .* 2.17 MiB",
-        ),
+        ("fedpmt", {"fleet": [{"speed": 1, "count": 6, "memory_mib": 1}]}, "^memory_mib must be .*2.17 MiB"),
     ],
 )
 def test_a_deadline_or_memory_that_nobody_has_is_refused(
@@ -137,10 +125,8 @@ def test_a_deadline_or_memory_that_nobody_has_is_refused(
         api.run(method, **SMALL, **given, out=tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
     if method == "fedpmt":
-        with pytest.raises(
-            SettingError, match=reason.split(" >")[0].split(":")[0].replace("larger", "at least")
-        ):
-            fedpmt.plan(**{**given, "samples": 20})
+        with pytest.raises(SettingError, match=reason):
+            fedpmt.plan(**given, samples=20)
 
 
 FLEET = [
@@ -153,7 +139,7 @@ FLEET = [
 
 
 def test_a_plan_says_what_binds_whom_and_what_would_help() -> None:
-    """Depth 1 takes 420 s on the slow ones, and 21 s on the others; depth 2 takes 24.4 s and 325 kB, 13 s on that link."""
+    """Depth 1 takes 420 s on the slow ones and 21 s on the pi; depth 2 24.4 s there, and 13 s on the slow link."""
     table = fedpmt.plan(fleet=FLEET, deadline=30)
     assert {row.name: (row.fits, row.binds) for row in table.devices} == {
         "slow": (False, ("time",)),
@@ -180,8 +166,8 @@ def test_a_plan_says_what_binds_whom_and_what_would_help() -> None:
     text = " ".join(str(table).split())
     for said in (
         "2 of 20 devices take no part: slow (time).",
-        "psi is 9.11, and 4 if every device trained every layer: in theory, the error after the same number of rounds is "
-        "about 2.28 times as large.",
+        "psi is 9.11, and 4 if every device trained every layer: in theory, the error after the same number of "
+        "rounds is about 2.28 times as large.",
         f"With --deadline {math.ceil(10 * table.more_time.amount) / 10:g}, 5 of pi train from fc2 on",
         "With 3.56 MiB of memory on small, 4 of small train from fc2 on",
         "Speed 1 trains one epoch of the full model on 80 samples in 10 s.",

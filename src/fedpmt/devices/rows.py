@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedpmt.devices.tables import is_file, is_frame, read_table, table_name, write_table
 from fedpmt.records import write_atomically
 from fedpmt.settings import parse_number
 from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpmt import __version__
 from fedpmt.report.tables import write_file
 from fedpmt.types import SettingError
 
@@ -48,7 +47,7 @@ def planner_page(prices: Mapping[str, Any], choice: Mapping[str, Any], text: str
         "scale": f"Speed 1 trains one epoch of the full model on {prices['samples']:,} samples in "
         f"{prices['full_seconds']:g} s.",
         "text": escape(text),
-        "version": escape(__version__),
+        "version": escape(prices["version"]),
         "style": _read("planner.css"),
         "script": _read("planner.js"),
         # A name must not be able to close the element that it stands in.
