@@ -156,7 +156,10 @@ class Federation:
     def train(self, arrived: list[Assignment]) -> Iterator[Reply]:
         """The local rounds of those whose replies count; others are known not to, and are not computed."""
         units = (
-            self.unit(one.device.id, one.task, one.part, one.samples, one.version, one.turn)
+            replace(
+                self.unit(one.device.id, one.task, one.part, one.samples, one.version, one.turn),
+                operations=one.usage.operations,
+            )
             for one in arrived
         )
         for one, (reply, own) in zip(arrived, self.executor.train(self.work, units), strict=True):
