@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,15 @@ from fedpmt.models.nets import NETS, PRETRAINED, RANDOM, TASKS, net
 from fedpmt.progress import show_progress
 from fedpmt.records import ACCURACY, RunRecord, check_target
 from fedpmt.runs import Run, Runs, Scratch, read_run, resumable
-from fedpmt.settings import OWN_TASK, RunSettings, Settings, resolve
+from fedpmt.settings import (
+    FINGERPRINT,
+    OWN_TASK,
+    RunSettings,
+    Settings,
+    check_privacy,
+    resolve,
+    unknown_setting,
+)
 from fedpmt.simulation.callbacks import OnRound, call_each
 from fedpmt.simulation.runner import exclusive, is_finished, open_folder, simulate
 from fedpmt.training.optimizers import Custom, Optimizer
@@ -197,6 +206,7 @@ def compare(
     on_round: OnRound | Sequence[OnRound] | None = None,
     progress: bool | None = None,
     watch: Watch | None = None,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
     **settings: Unpack[RunSettings],
 ) -> Runs:
     """Run several methods on the same data, fleet and seeds, and return their records.
@@ -204,11 +214,12 @@ def compare(
     All runs are checked before the first one starts. Arguments are those of `run`; each run's folder lies in `out`.
 
     Args:
-        methods: Names or values.
+        methods: Names, values, or names with options such as "fedprox:mu=0.1".
         seeds: Each method is run once with each of them.
         watch: Called with each request and its folder; the context it gives lasts as long as the run, and yields
             two functions: one to call when the run really starts, and one for the record of each round. It takes the
             place of `progress`.
+        sweep: Values of a setting or of a method's option, as {"lr": [0.01, 0.1]}: each method is run with each.
 
     Returns:
         A list of runs, with `frame()` and `plot()` of all of them.
@@ -235,7 +246,8 @@ def compare(
         metrics=metrics,
         maximize=maximize,
     )
-    requests = compare_requests(methods, seeds, with_kept_rounds(settings, out, resume=resume), own)
+    kept = with_kept_rounds(settings, out, resume=resume)
+    requests = compare_requests(methods, seeds, kept, own, sweep)
     scratch, runs = Scratch() if out is None else None, Runs()
     folder = scratch.folder if scratch is not None else Path(str(out))
     with resumable(folder, scratch):
@@ -277,24 +289,58 @@ def compare_requests(
     seeds: Sequence[int],
     settings: Mapping[str, Any],
     own: Own | None = None,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[tuple[str, Request]]:
     """Check all runs of a comparison; each with the name of its folder."""
-    names = [one if isinstance(one, str) else name_of(one) for one in methods]
+    variants = [split_variant(one) if isinstance(one, str) else (name_of(one), {}) for one in methods]
+    names = [name for name, _ in variants]
     # What one method needs is held out for all: their devices hold the same data.
     given = with_public(settings, names)
     options = given.pop("options", None) or {}
     planned = [_has_plan(name) for name in names]
     found = []
-    for seed in seeds:
-        for position, (name, method) in enumerate(zip(names, methods, strict=True)):
-            mine = {**given, "options": options_for(name, options, names), "seed": seed}
-            if any(planned) and not planned[position]:
-                # It is meant for those that have one.
-                mine.pop("plan", None)
-            request = make_request(method, mine, own)
-            number = f"{position + 1}-" if names.count(name) > 1 else ""
-            found.append((f"{number}{slug(name)}-seed{seed}", request))
+    for seed, change, position in itertools.product(seeds, _changes(sweep), range(len(methods))):
+        (name, own_options), method = variants[position], methods[position]
+        changed, changed_options = _split_change(change)
+        mine = {**given, **changed, "seed": seed}
+        mine["options"] = {**options_for(name, {**options, **changed_options}, names), **own_options}
+        if any(planned) and not planned[position]:
+            # It is meant for those that have one.
+            mine.pop("plan", None)
+        request = make_request(method if not isinstance(method, str) else name, mine, own)
+        values = [f"-{key}-{value}" for key, value in {**own_options, **change}.items()]
+        same = names.count(name) > 1 and not own_options
+        number = f"{position + 1}-" if same else ""
+        found.append((f"{number}{slug(name + ''.join(values))}-seed{seed}", request))
     return found
+
+
+def split_variant(text: str) -> tuple[str, dict[str, Any]]:
+    """A method's name and the options written behind it.
+
+    >>> split_variant("fedprox:mu=0.1,partial=false"), split_variant("my.methods:Mine")
+    (('fedprox', {'mu': '0.1', 'partial': 'false'}), ('my.methods:Mine', {}))
+    """
+    name, colon, rest = text.rpartition(":")
+    if not colon or "=" not in rest:
+        return text, {}
+    pairs = [one.partition("=") for one in rest.split(",")]
+    if not name or not all(key.strip() and value.strip() for key, _, value in pairs):
+        raise SettingError(f"method = '{text}' must be METHOD or METHOD:KEY=VALUE,KEY=VALUE")
+    return name, {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _changes(sweep: Mapping[str, Sequence[Any]] | None) -> list[dict[str, Any]]:
+    """Each combination of the swept settings; one without changes where nothing is swept."""
+    keys = list(sweep or {})
+    return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(sweep or {}).values())]
+
+
+def _split_change(change: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of a run, and options of methods: what is no setting is an option."""
+    names = {key: key.replace("-", "_") for key in change}
+    settings = {names[key]: value for key, value in change.items() if names[key] in Settings.model_fields}
+    return settings, {key: value for key, value in change.items() if names[key] not in settings}
 
 
 def _has_plan(name: str) -> bool:
@@ -336,6 +382,9 @@ def make_request(
 ) -> Request:
     """Resolve and check everything that can be known before torch or data is loaded, then look at a user's model."""
     own = own or Own()
+    if FINGERPRINT in settings:
+        raise unknown_setting(FINGERPRINT)
+    check_privacy(settings)
     given, model = with_model(settings, own.model, own.layers)
     given, own = _with_samples(given, model, own)
     given, optimizer, rate = own_training(given)

@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from rich.console import Console
+
     from fedpmt.records import RoundRecord
 
     OnRecord = Callable[[RoundRecord], None]
 
 PLAIN_SECONDS = 5.0
 """Without a terminal a line is printed this often."""
+
+NARROW = 70
+"""On a terminal with fewer columns the bar shows neither the label nor the speed."""
 
 
 @contextmanager
@@ -51,31 +56,29 @@ def _in_notebook() -> bool:
 
 
 @contextmanager
-def _bar(label: str, rounds: int) -> Iterator[OnRecord]:
+def _bar(label: str, rounds: int, console: Console | None = None) -> Iterator[OnRecord]:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
 
+    console = console or Console(stderr=True)
+    whole = Column(no_wrap=True)
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[score]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(table_column=whole),
+        TextColumn("{task.fields[score]}", table_column=whole),
+        TextColumn("{task.fields[pace]}", table_column=whole),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=rounds, score="")
+    narrow = console.width < NARROW
+    pace = Pace(rounds)
+    with Progress(*columns, console=console, transient=True, expand=True) as bar:
+        task = bar.add_task("" if narrow else label, total=rounds, score="", pace="")
 
         def on_record(record: RoundRecord) -> None:
             shown: dict[str, Any] = {} if record.score is None else {"score": named_score(record)}
-            bar.update(task, completed=record.round, **shown)
+            pace.see(record.round)
+            bar.update(task, completed=record.round, pace=pace.left if narrow else pace.words, **shown)
 
         yield on_record
 
@@ -84,13 +87,14 @@ def _cell(label: str, rounds: int) -> OnRecord:
     """A bar as HTML: rich's own needs ipywidgets in a notebook."""
     from IPython.display import HTML, display
 
-    timer, score = _Timer(rounds), ""
+    pace, score = Pace(rounds), ""
     handle = display(HTML(_html(label, 0, rounds, "")), display_id=True)
 
     def on_record(record: RoundRecord) -> None:
         nonlocal score
-        score = score if record.score is None else f"{named_score(record)}, "
-        handle.update(HTML(_html(label, record.round, rounds, f"{score}{timer.say(record.round)}")))
+        pace.see(record.round)
+        score = score if record.score is None else named_score(record)
+        handle.update(HTML(_html(label, record.round, rounds, _join(score, pace.words))))
 
     return on_record
 
@@ -101,39 +105,75 @@ def _html(label: str, done: int, rounds: int, words: str) -> str:
 
 
 def _lines(label: str, rounds: int) -> OnRecord:
-    timer = _Timer(rounds)
+    pace = Pace(rounds)
     last = time.monotonic()
 
     def on_record(record: RoundRecord) -> None:
         nonlocal last
-        timer.see(record.round)
+        pace.see(record.round)
         now = time.monotonic()
         if now - last < PLAIN_SECONDS and record.round < rounds:
             return
         last = now
-        score = "" if record.score is None else f", {named_score(record)}"
-        words = f"{label}: round {record.round}/{rounds}{score}, {timer.say(record.round)}"
+        score = "" if record.score is None else named_score(record)
+        words = f"{label}: {_join(f'round {record.round}/{rounds}', score, pace.words)}"
         print(words, file=sys.stderr, flush=True)
 
     return on_record
 
 
-class _Timer:
-    """Real seconds so far, and about how many are left."""
+def _join(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
 
-    def __init__(self, rounds: int) -> None:
-        self._rounds, self._first, self._begun = rounds, 0, time.monotonic()
+
+class Pace:
+    """How fast rounds pass and how long the rest takes, from the end of the first one on: start-up is left out."""
+
+    def __init__(self, rounds: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._rounds, self._now = rounds, now
+        self._first: tuple[int, float] | None = None
+        self._last = 0, 0.0
 
     def see(self, number: int) -> None:
-        """Note the first round that was played: a resumed run begins later."""
-        self._first = self._first or number
+        """Note that a round has ended; a resumed run begins later than with the first."""
+        self._last = number, self._now()
+        self._first = self._first or self._last
 
-    def say(self, number: int) -> str:
-        """The seconds in words."""
-        self.see(number)
-        spent = time.monotonic() - self._begun
-        left = spent / (number - self._first + 1) * (self._rounds - number)
-        return f"{spent:.0f} s, about {left:.0f} s left"
+    @property
+    def left(self) -> str:
+        """The time left in words; nothing as long as it is not known."""
+        seconds = self._seconds
+        if seconds is None:
+            return ""
+        return f"{_duration(seconds * (self._rounds - self._last[0]))} left"
+
+    @property
+    def words(self) -> str:
+        """The speed and the time left."""
+        seconds = self._seconds
+        if seconds is None:
+            return ""
+        speed = f"{1 / seconds:.3g} rounds/s" if seconds < 1 else f"{seconds:.3g} s a round"
+        return _join(speed, self.left if self._last[0] < self._rounds else "")
+
+    @property
+    def _seconds(self) -> float | None:
+        """Real seconds a round takes; None before two of them have ended."""
+        if self._first is None or self._last[0] == self._first[0]:
+            return None
+        took = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
+        return took or None
+
+
+def _duration(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> _duration(12.3), _duration(600), _duration(9000)
+    ('12 s', '10 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def named_score(record: RoundRecord) -> str:

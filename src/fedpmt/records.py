@@ -6,6 +6,7 @@
     devices/               what devices keep between rounds, for methods that have such state
     model.safetensors      the final model
     result.json            the final numbers; its presence says that the run is finished
+    session.json           when it was started, by which version, and how long it took; in no way part of the numbers
 
 Everything that is shown to a person is drawn from these files.
 """
@@ -16,6 +17,8 @@ import json
 import math
 import os
 import tempfile
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,7 +30,7 @@ from fedpmt.types import SettingError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-CONFIG, ROUNDS, RESULT = "config.json", "rounds.jsonl", "result.json"
+CONFIG, ROUNDS, RESULT, SESSION = "config.json", "rounds.jsonl", "result.json", "session.json"
 CHECKPOINT, MODEL_FILE, DEVICES = "checkpoint.safetensors", "model.safetensors", "devices"
 
 EXECUTION = frozenset({"workers", "checkpoint_seconds", "data_dir"})
@@ -232,6 +235,7 @@ class ResultRecord(Scored):
     weights_sha256: str
     server_operations: float = 0.0
     joules: float | None = None  # of devices, waiting included; None where the fleet states no watts
+    epsilon: float | None = None  # ε at dp_delta, of a device that was in every round; None without privacy
     evaluates: Evaluated = "global"
     score_by_width: dict[str, float] | None = None  # of narrow nets, by their share of the channels
     clients: ClientScores | None = None  # on their own test samples, at the last evaluation
@@ -253,6 +257,15 @@ class ResultRecord(Scored):
         return {**self.model_dump(mode="json"), **named}
 
 
+class SessionRecord(Record):
+    """The circumstances of a run, which may differ where its numbers are the same."""
+
+    version: str  # of fedpmt, when the run was started
+    started: str  # UTC, as 2026-11-18T02:40:00Z
+    command: str | None = None  # that makes the run again; None where a part of it exists in Python only
+    seconds: float = 0.0  # real ones, of all sessions that ended by themselves or were interrupted
+
+
 class RunRecord(Record):
     """A run as read back from its folder; `result` is None while it is not finished."""
 
@@ -260,6 +273,7 @@ class RunRecord(Record):
     settings: dict[str, Any]
     rounds: tuple[RoundRecord, ...]
     result: ResultRecord | None
+    session: SessionRecord | None = None  # None in records of older versions
 
     @property
     def diverged(self) -> bool:
@@ -298,7 +312,7 @@ def write_atomically(path: Path, *parts: bytes) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what a kill in the middle of `write_atomically` left behind."""
-    for name in (CHECKPOINT, MODEL_FILE, RESULT):
+    for name in (CHECKPOINT, MODEL_FILE, RESULT, SESSION):
         for leftover in folder.glob(f".{name}.*"):
             leftover.unlink(missing_ok=True)
 
@@ -338,10 +352,41 @@ def read_result(folder: Path) -> ResultRecord | None:
         raise SettingError(f"{path} is not a run's result ({error.errors()[0]['msg']})") from error
 
 
-def read_run(folder: Path) -> RunRecord:
+def new_session(version: str, command: str | None) -> SessionRecord:
+    """A session that starts now."""
+    now = datetime.now(UTC)
+    return SessionRecord(version=version, started=f"{now:%Y-%m-%dT%H:%M:%SZ}", command=command)
+
+
+def read_session(folder: Path) -> SessionRecord | None:
+    """When and by what a run was made; None where that is not known or not readable."""
+    try:
+        return SessionRecord.model_validate_json((folder / SESSION).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def add_session(folder: Path, seconds: float, command: str | None) -> None:
+    """Add real time to that of a run's earlier sessions; more rounds make it a run of another command."""
+    session = read_session(folder)
+    if session is not None:
+        longer = {"seconds": round(session.seconds + seconds, 3), "command": command}
+        text = session.model_copy(update=longer).model_dump_json()
+        with suppress(OSError):  # nothing hangs on it
+            write_atomically(folder / SESSION, text.encode() + b"\n")
+
+
+def read_run(folder: str | Path) -> RunRecord:
     """Read one run folder, finished or not."""
+    folder = Path(folder)
     settings = read_config(folder)
     if settings is None:
         raise SettingError(f"'{folder}' is not a run folder (no {CONFIG} in it)")
     result = read_result(folder)
-    return RunRecord(folder=folder, settings=settings, rounds=read_rounds(folder / ROUNDS), result=result)
+    return RunRecord(
+        folder=folder,
+        settings=settings,
+        rounds=read_rounds(folder / ROUNDS),
+        result=result,
+        session=read_session(folder),
+    )

@@ -98,7 +98,7 @@ class Runs(list[Run]):
 
 def read_run(folder: str | Path) -> Run:
     """Read one run folder, finished or not."""
-    found = records.read_run(Path(folder))
+    found = records.read_run(folder)
     return Run.model_construct(found.model_fields_set, **dict(found))
 
 
@@ -193,6 +193,8 @@ def _summary(run: Run) -> dict[str, str]:
     joules = total_joules(run.rounds)
     if joules is not None:
         shown["energy"] = show(joules, joules_unit)
+    if result is not None and result.epsilon is not None:
+        shown["epsilon"] = f"{result.epsilon:.3g} at delta {settings.get('dp_delta'):g}"
     if result is None or result.stopped != "rounds":
         shown["stopped by"] = result.stopped if result else "not finished"
     return shown

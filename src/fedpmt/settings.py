@@ -54,6 +54,12 @@ PRECISION_SECONDS = "bf16=1,int8=1/2"
 FLAGS = ("nesterov", "server_nesterov")
 """Settings that are true or false; true is not taken for the number 1 elsewhere."""
 
+PRIVACY = ("dp_noise", "dp_delta")
+"""Settings of differential privacy, which needs `dp_clip`: without a clip nothing is noised."""
+
+FINGERPRINT = "digest"
+"""A field that the library fills in; no setting of a user's."""
+
 ARRAYS = "arrays"
 """What `data` is where the samples are the user's own arrays."""
 
@@ -413,6 +419,13 @@ class Settings(BaseModel):
             PARSERS[str(info.field_name)](value)
         return value
 
+    @field_validator("levels", "layers", "drift", "precision_seconds", "budget", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        """A list, as TOML and Python have them, stands for its items with commas between them."""
+        plain = isinstance(value, list | tuple) and all(type(one) in (str, int, float) for one in value)
+        return ",".join(map(str, value)) if plain else value  # type: ignore[call-overload]
+
     @field_validator("step_every", mode="before")
     @classmethod
     def _text(cls, value: object) -> object:
@@ -458,6 +471,11 @@ class Settings(BaseModel):
             )
         if self.score_on == "validation" and not self.validation:
             raise SettingError("score-on = 'validation' needs validation data, e.g. --validation 0.1")
+        changed = {key: getattr(self, key) for key in PRIVACY}
+        usual = {key: type(self).model_fields[key].default for key in PRIVACY}
+        check_privacy(
+            {"dp_clip": self.dp_clip, **{key: one for key, one in changed.items() if one != usual[key]}}
+        )
         _check_precision(self)
         _check_clock(self)
         _check_tolerance(self)
@@ -690,7 +708,7 @@ def resolve(given: dict[str, Any]) -> Settings:
     given = {key.replace("-", "_"): value for key, value in given.items()}
     for key in given:
         if key not in Settings.model_fields:
-            raise SettingError.unknown("setting", key, Settings.model_fields)
+            raise unknown_setting(key)
     try:
         return Settings.model_validate(given)
     except ValidationError as error:
@@ -704,12 +722,42 @@ def resolve(given: dict[str, Any]) -> Settings:
         raise SettingError(f"{key.replace('_', '-')} = '{first['input']}' is refused: {reason}") from None
 
 
+def check_privacy(given: Mapping[str, Any]) -> None:
+    """Refuse settings of privacy without a clip, in whose units the noise is: nothing would be noised."""
+    for key in PRIVACY:
+        if given.get(key) is not None and given.get("dp_clip") is None:
+            name = key.replace("_", "-")
+            raise SettingError(f"{name} = {given[key]} does nothing without dp-clip, e.g. dp-clip = 1")
+
+
+def unknown_setting(key: str) -> SettingError:
+    """The error of a key that is no setting, with the nearest that is one."""
+    return SettingError.unknown(
+        "setting", key, [name for name in Settings.model_fields if name != FINGERPRINT]
+    )
+
+
+def stored_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run's configuration as a user would give them: nothing that the library filled in by itself."""
+    private = config.get("dp_clip") is not None
+    return {
+        key: value
+        for key, value in config.items()
+        # What settings only name is looked at again: the fingerprint must come out as before.
+        if key != FINGERPRINT and (private or key not in PRIVACY)
+    }
+
+
 def read_toml(path: Path) -> dict[str, Any]:
-    """Settings from a TOML file; the method's own stand in the table [options]."""
+    """Settings from a TOML file, by the names of their fields; the method's own stand in the table [options]."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingError(f"config = '{path}' cannot be read: {error}") from error
+    given = {key.replace("-", "_"): value for key, value in table.items()}
+    if FINGERPRINT in given:
+        raise unknown_setting(FINGERPRINT)
+    return given
 
 
 @cache
@@ -852,7 +900,8 @@ def parse_number(key: str, text: str, *, zero: bool = False) -> float:
         value = math.nan
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         least = "0 or more" if zero else "more than 0"
-        raise SettingError(f"{key} = '{text}' must be a number or a fraction, {least}")
+        hint = " (decimals have a point: 0.5)" if "," in text else ""
+        raise SettingError(f"{key} = '{text}' must be a number or a fraction, {least}{hint}")
     return value
 
 

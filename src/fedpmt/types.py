@@ -56,6 +56,18 @@ class Stop(Exception):  # noqa: N818 - like StopIteration, it is no error
     """Raise it in a callback to end the run after this round; result, model and checkpoint are written."""
 
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+
+
+def printable(text: object) -> str:
+    """A text in one line in which control characters, which could command a terminal, are spelled out.
+
+    >>> printable("red: \\x1b[31m")
+    'red: \\\\x1b[31m'
+    """
+    return str(text).translate(_CONTROLS)
+
+
 def shown_bytes(count: float) -> str:
     """Bytes as people say them.
 

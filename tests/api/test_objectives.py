@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedpmt
 import published  # noqa: F401  (makes transformers importable)
-from fedpmt.cli import show
+from fedpmt.cli.results import run_facts
 from fedpmt.report import summary, tidy
 from fedpmt.report.page import page
 from fedpmt.types import IGNORED, SettingError
@@ -251,7 +251,7 @@ def test_other_metrics_are_in_tables_page_and_command_line(tmp_path: Path) -> No
     text = page(runs, "table.csv")
     assert ">macro-f1</th>" in text
     result = result_of(runs[0])
-    assert show.result_fields(result)["score (perplexity)"] == f"{last[0]:.4g}"
+    assert run_facts(runs[0])["score (perplexity)"] == f"{last[0]:.3g}"
     assert json.loads(json.dumps(result.as_json()))["scores"] == result.scores
     again = tags(out=tmp_path / "0", seed=0, resume=True)
     assert again == runs[0]

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 import fedpmt
 from fedpmt import records
-from fedpmt.cli import show
+from fedpmt.cli.results import run_facts
 from fedpmt.data import from_arrays
 from fedpmt.progress import named_score
 from fedpmt.records import ResultRecord, RoundRecord, RunRecord
 from fedpmt.report import default_targets, summary, tidy, time_to_target
 from fedpmt.report.page import page
+from fedpmt.report.quantities import show
 from fedpmt.training.ready_made import make_objective
 from fedpmt.types import DivergedError, SettingError
 
@@ -110,7 +111,8 @@ def test_the_page_labels_everything_with_the_name(runs: list[RunRecord]) -> None
 def test_the_command_line_shows_it_by_its_name(runs: list[RunRecord]) -> None:
     result = runs[0].result
     assert result is not None
-    assert show.result_fields(result)["score (mse)"] == f"{result.score:.4g}"
+    best = min(step.score for step in runs[0].rounds if step.score is not None)
+    assert f" best {show(best)} in round " in run_facts(runs[0])["score (mse)"]
     assert named_score(runs[0].rounds[0]).startswith("mse ")
     assert named_score(RoundRecord.model_validate({**EMPTY, "score": 0.5})) == "accuracy 50.0%"
     assert result.model_copy(update={"score": None}).score_text == "-"

@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -44,6 +45,18 @@ def call(*arguments: object) -> Called:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), READ_ONCE:
         code = program([str(argument) for argument in arguments])
     return Called(code, out.getvalue(), err.getvalue())
+
+
+def table_rows(text: str, title: str) -> list[list[str]]:
+    """The cells of the first block of a table."""
+    lines = text[text.index(title) :].splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("---")) + 1
+    found = []
+    for line in lines[first:]:
+        if not line:
+            break
+        found.append(re.split(r"\s{2,}", line.strip()))
+    return found
 
 
 def environment() -> dict[str, str]:

@@ -14,6 +14,7 @@ import pytest
 from command_line import TINY, Called, call, tree
 
 from fedpmt import records
+from fedpmt.cli.flags import type_value
 from fedpmt.data.description import DataFile
 from fedpmt.data.registry import DATASETS
 from fedpmt.methods.registry import METHODS
@@ -138,16 +139,25 @@ def test_run_says_where_its_records_go(finished: tuple[Path, Called]) -> None:
     assert "round 2/2" in called.err
 
 
-def test_run_in_text_shows_the_result(tmp_path: Path, finished: tuple[Path, Called]) -> None:
-    """A table with the same numbers as the JSON."""
-    called = call("run", *TINY, "--out", tmp_path / "run")
+def test_run_in_text_ends_with_what_a_person_wants(elsewhere: Path, finished: tuple[Path, Called]) -> None:
+    """The score first, then its course, both times, bytes in units, the folder and the next command."""
+    called = call("run", *TINY, "--out", "here")
     assert called.code == 0
-    for value in (
-        finished[1].json["weights_sha256"],
-        str(finished[1].json["bytes_up"]),
-        "fedpmt on embedded",
-    ):
-        assert value in called.out
+    first, _, *facts = called.out.splitlines()
+    result = finished[1].json
+    assert (
+        first
+        == f"FedPMT on fcnn-mnist, embedded, iid: accuracy {result['score']:.1%} after 2 rounds".replace(
+            "%", " %"
+        )
+    )
+    named = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in facts)
+    assert re.fullmatch(r"[▁▂▃▄▅▆▇█]{2} best \d+\.\d % in round \d", named["accuracy"])
+    assert named["virtual time"] == f"{result['virtual_seconds']:.1f} s"
+    assert re.fullmatch(r"[\d.]+ s", named["real time"])
+    up, down = result["bytes_up"] / 1e6, result["bytes_down"] / 1e6
+    assert named["uploaded"] == f"{up:.1f} MB (downloaded: {down:.1f} MB)"
+    assert (named["run"], named["next"]) == ("here", "fedpmt report here --open")
 
 
 def test_a_run_without_out_takes_a_fresh_folder(elsewhere: Path) -> None:
@@ -172,8 +182,9 @@ def test_dry_run_trains_nothing_and_writes_nothing(elsewhere: Path, monkeypatch:
     called = call("run", *TINY, "--dry-run")
     assert called.code == 0
     assert list(elsewhere.iterdir()) == []
-    for words in ("│ batch", "│ levels", "depth 1", "depth 4", "upload", "memory", "predicted: "):
+    for words in ("\nbatch      10\n", "\nlevels", "depth 1", "depth 4", "upload", "memory", "predicted: "):
         assert words in called.out
+    assert "momentum" not in called.out  # it has its default
     with pytest.raises(AssertionError, match="a device was trained"):
         call("run", *TINY)
 
@@ -195,10 +206,10 @@ def test_dry_run_says_what_the_server_does_at_most() -> None:
     flags = ("run", *TINY, "--method", "fedgen", "--dry-run")
     predicted = call(*flags, "--json").json
     assert predicted["server_operations_at_most"] == pytest.approx(2 * predicted["operations"])
-    shown = f"{predicted['server_operations_at_most']:,.0f}"
+    shown = f"{predicted['server_operations_at_most'] / 1e6:.0f} M"
     last = call(*flags).out.splitlines()[-1]
     assert last == f"server: at most 2 x the devices' operations, {shown} in 2 rounds"
-    assert "s more a round" in call(*flags, "--server-speed", "4").out.splitlines()[-1]
+    assert "more a round" in call(*flags, "--server-speed", "4").out.splitlines()[-1]
     unlimited = (*flags, "--server-cap", "none")
     assert call(*unlimited, "--json").json["server_operations_at_most"] is None
     assert call(*unlimited).out.splitlines()[-1].startswith("server: no limit to its operations")
@@ -297,7 +308,7 @@ def test_compare(tmp_path: Path) -> None:
     assert text.code == 0
     assert "feddrop" in text.out
     assert "fedpmt" in text.out
-    assert str(out) in text.err
+    assert str(out) in text.out
     assert tree(out) == before
 
 
@@ -325,7 +336,7 @@ def test_cost_in_text_and_drawn(tmp_path: Path) -> None:
     picture = tmp_path / "net.svg"
     called = call("cost", "--depths", "2", "--draw", picture)
     assert called.code == 0
-    for words in ("activations", "fc4", "FedDrop keep", "100.00%"):
+    for words in ("activations", "fc4", "FedDrop keep", "100.0%"):
         assert words in called.out
     assert "<svg" in picture.read_text()
     assert str(picture) in called.err
@@ -451,7 +462,21 @@ def test_methods() -> None:
     assert listed.json["feddrop"]["scope"] == "auto"
     text = call("methods").out
     assert all(name in text for name in METHODS)
-    assert "scope=auto" in text
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_method(name: str) -> None:
+    """What it is, each of its options with its default, and its paper with a title or a year."""
+    text = call("methods", name).out
+    known = call("methods", name, "--json").json
+    for option, told in known["options"].items():
+        assert re.search(
+            rf"^{option} +{re.escape(type_value(told['default'] or 'none'))} ", text, re.MULTILINE
+        ) or (told["default"] is False)
+    assert known["about"].split()[0] in text
+    assert re.search(r"et al\.| and ", known["paper"])
+    assert '"' in known["paper"]
+    assert f"fedpmt run --method {name}" in text
 
 
 def test_data_list(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_wrong_setting_of_run(case: str, elsewhere: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("rn", ("No such command 'rn'",)),
+        ("rn", ("command = 'rn'", "did you mean 'run'?")),
         ("run --metod fedpmt", ("--metod", "--method")),
         ("run --rounds", ("--rounds", "requires an argument")),
         ("run fedpmt", ("unexpected", "fedpmt")),

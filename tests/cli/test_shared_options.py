@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from command_line import TINY, call
+from command_line import TINY, call, table_rows
 
 import fedpmt
 from fedpmt import api
@@ -29,22 +29,23 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("budget", ["operations", "upload=0.1,0.2,0.5,1"])
-def test_compare_prints_what_was_used_on_each_level(tmp_path: Path, budget: str) -> None:
+def test_compare_prints_what_was_used_on_each_level(
+    tmp_path: Path, budget: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     methods = ("fedpmt", "heterofl", "fedavg", "fedprox")
     called = call("compare", *methods, *TINY, *LEVELS, "--budget", budget, "--out", tmp_path)
     assert called.code == 0, called.err
-    title, *lines = called.out[called.out.index("Budget: ") :].splitlines()
-    assert title.split() == ["Budget:", budget.partition("=")[0]]
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    rows = table_rows(called.out, f"Budget: {budget.partition('=')[0]}")
     assert [row[0] for row in rows] == [name for name in methods for _ in range(4)]
-    assert [row[3] for row in rows] == ["1", "2", "3", "4"] * 4
-    acts = {row[0]: row[1] for row in rows}
+    assert [row[1] for row in rows] == ["1", "2", "3", "4"] * 4
+    acts = {row[0]: row[3] for row in rows}
     works = "on the steps" if budget == "operations" else "not at all"
     assert acts == {
         **{"fedpmt": "on each device", "heterofl": "on each device"},
         **{"fedavg": "not at all", "fedprox": works},
     }
-    over = {(row[0], row[3]) for row in rows if row[7] != "-"}
+    over = {(row[0], row[1]) for row in rows if row[7] != "-"}
     assert over >= {("fedavg", "1"), ("fedavg", "2"), ("fedavg", "3")}
     assert not {place for place in over if place[0] == "heterofl"}
     for run in (read_run(tmp_path / f"{name}-seed0") for name in methods):

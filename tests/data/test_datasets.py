@@ -34,6 +34,8 @@ from fedpmt.types import SettingError
 if TYPE_CHECKING:
     from fedpmt.data.datasets import LoadedDataset
 
+pytestmark = pytest.mark.usefixtures("small_files")
+
 LABELS = "train-labels-idx1-ubyte"
 IMAGES = "train-images-idx3-ubyte"
 

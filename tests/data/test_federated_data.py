@@ -67,6 +67,7 @@ def test_inputs_take_the_shape_asked_for() -> None:
         embedded(input_shape=(3, 32, 32))
 
 
+@pytest.mark.usefixtures("small_files")
 def test_files_from_a_folder(tmp_path: Path) -> None:
     write_idx(tmp_path / "mnist")
     data = federate(

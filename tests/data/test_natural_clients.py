@@ -29,6 +29,9 @@ PEOPLE = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("small_files")
+
+
 def refused(name: str, folder: Path, *parts: str) -> None:
     before = sorted(folder.rglob("*"))
     with pytest.raises(SettingError) as caught:
@@ -48,7 +51,9 @@ def write_hapt(folder: Path, content: bytes) -> None:
 def hapt(tmp_path_factory: pytest.TempPathFactory) -> LoadedDataset:
     folder = tmp_path_factory.mktemp("hapt")
     write_hapt(folder, hapt_pickle(PEOPLE))
-    return load("hapt", folder)
+    described = DATASETS["hapt"]
+    assert described.load is not None
+    return described.load(described, folder, described.scale)
 
 
 def times_of(data: LoadedDataset, part: str) -> np.ndarray:

@@ -90,6 +90,7 @@ def test_without_any_the_split_is_what_it_was() -> None:
         assert plain.shard(device).ids.tolist() != some.shard(device).ids.tolist()
 
 
+@pytest.mark.usefixtures("small_files")
 def test_another_data_set_is_scaled_as_the_task_is(tmp_path: Path) -> None:
     """The net sees a byte of either set as the same number, else public data would look like another sensor's."""
     for name in ("mnist", "fashion-mnist"):
@@ -102,6 +103,7 @@ def test_another_data_set_is_scaled_as_the_task_is(tmp_path: Path) -> None:
     assert np.abs(data.public.inputs.reshape(-1, 1) - values).min(axis=1).max() < 1e-6
 
 
+@pytest.mark.usefixtures("small_files")
 def test_public_data_of_named_sets_has_the_bits_it_always_had(tmp_path: Path) -> None:
     """Records of runs rest on them."""
     write_idx(tmp_path / "fashion-mnist")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+import tracemalloc
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from made_files import (
 from fedpmt.data import DATASETS, get, load, status
 from fedpmt.data.description import DataFile
 from fedpmt.data.fetching import PipPackage, Tools, run
-from fedpmt.data.sources import fetch
+from fedpmt.data.sources import fetch, is_sound
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -369,6 +370,42 @@ def test_status(tmp_path: Path) -> None:
     assert lines["cifar10"].state == "present"
     (tmp_path / "cifar10" / "cifar-10-batches-py" / "test_batch").unlink()
     assert state_of("cifar10", tmp_path) == "damaged"
+
+
+def refused(name: str, folder: Path) -> str:
+    with pytest.raises(SettingError) as caught:
+        load(name, folder)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_is_listed_as_damaged_is_not_trained_on(packed: bool, tmp_path: Path) -> None:
+    """Files of a right form and a wrong length: some images of the set are missing."""
+    write_idx(tmp_path / "mnist", packed=packed, train=19)
+    assert state_of("mnist", tmp_path) == "damaged"
+    line = refused("mnist", tmp_path)
+    assert "train-images-idx3-ubyte" in line
+    assert "14912 bytes, not 15696; run `fedpmt data get mnist`" in line
+    write_idx(tmp_path / "mnist", packed=packed)
+    assert state_of("mnist", tmp_path) == "present"
+    assert len(load("mnist", tmp_path).train) == 20
+
+
+def test_a_packed_file_unpacks_to_no_more_than_it_should(tmp_path: Path) -> None:
+    """A few kilobytes that become 64 megabytes, also with the end of a file of the right length."""
+    write_idx(tmp_path / "mnist", packed=True)
+    path = tmp_path / "mnist" / f"{LABELS}.gz"
+    honest = gzip.compress(bytes(1 << 26), compresslevel=1)
+    path.write_bytes(honest)
+    assert "damaged" in refused("mnist", tmp_path)
+    path.write_bytes(honest[:-4] + len(IDX[LABELS]).to_bytes(4, "little"))
+    tracemalloc.start()
+    try:
+        assert "more than the 28 bytes it claims" in refused("mnist", tmp_path)
+        assert not is_sound(tmp_path / "mnist", DATASETS["mnist"].files[1], quiet)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 HAPT = PipPackage("made-up-phones", "1.5", "0" * 64, "made-up-phones-1.5/res")

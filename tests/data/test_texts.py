@@ -19,6 +19,8 @@ from fedpmt.types import SettingError
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("small_files")
+
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "good", "bad", "film", "again", "gold", ".", "coffee", "rose"]
 REVIEWS = ["bad", "good bad", "bad film", "bad bad", "film good", "good", "good film", "good good"]
 ITEMS = [

@@ -18,9 +18,10 @@ from fedpmt.report.quantities import score_title
 from fedpmt.types import SettingError, shown_bytes
 
 Out = Annotated[
-    Path,
+    Path | None,
     typer.Option(
-        help="Folder of the app, the records, the devices' state and the logs.", rich_help_panel="The run"
+        help="Folder of the app, the records, the devices' state and the logs (default: deployment).",
+        rich_help_panel="The run",
     ),
 ]
 WriteOnly = Annotated[
@@ -62,10 +63,10 @@ SecAggRange = Annotated[
 ]
 
 
-@with_settings(without=("model", "layers", "tied"))
+@with_settings(without=("model", "layers", "tied"), of_file=("out",))
 def deploy(
     given: dict[str, Any],
-    out: Out = Path("deployment"),
+    out: Out = None,
     resume: Resume = False,
     write_only: WriteOnly = False,
     update_limit: UpdateLimit = None,
@@ -77,6 +78,11 @@ def deploy(
     """Train on Flower: a SuperLink and one SuperNode per device, started and stopped here.
 
     `--deadline` is real seconds of a round here; a reply that is late, lost or refused is recorded as such.
+
+    Examples:
+      fedpmt deploy --samples 800 --lr 0.1 --rounds 6
+      fedpmt deploy --write-only --out my-app
+      fedpmt deploy --secagg --min-devices 3
     """
     from fedpmt.flower.deploy import SMALL, Places, deploy_here, split_settings, write
 
@@ -85,7 +91,10 @@ def deploy(
             f"model = '{given['model']}' cannot be deployed by this command: write a Flower app of your own "
             "(docs/deploying.md)"
         )
+    out = out or Path("deployment")
     places = Places(out)
+    if resume and not places.app.exists():
+        raise SettingError(f"out = '{out}' holds no deployment to continue; leave out --resume to begin one")
     typed = {
         "update_limit": update_limit,
         "secagg": secagg,
@@ -125,13 +134,16 @@ def _tables(finished: RunRecord) -> None:
     shown = {
         score_title(result.score_name): result.score_text,
         "rounds": str(result.rounds),
+        **({} if result.epsilon is None else {"epsilon": f"{result.epsilon:.3g}"}),
         "seconds": show.number(result.virtual_seconds),
         "uploaded": shown_bytes(result.bytes_up),
         "downloaded": shown_bytes(result.bytes_down),
         "weights_sha256": result.weights_sha256,
         "records": result.run,
     }
-    show.table(f"{result.method} on {result.data}, {result.partition}", ("", "value"), show.as_rows(shown))
+    show.sentence(f"{result.method} on {result.data}, {result.partition}")
+    show.facts(shown)
+    print()
     of_device: dict[int, list[DeviceRecord]] = defaultdict(list)
     for step in finished.rounds:
         for one in step.devices:

@@ -6,13 +6,16 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from pydantic_core import PydanticUndefined
 
-from fedpmt.settings import Settings, read_toml
+from fedpmt.data.registry import spellings
+from fedpmt.models.nets import NETS, TASKS
+from fedpmt.settings import FINGERPRINT, Settings, read_toml, resolve
 from fedpmt.types import SettingError
 
 GROUPS = {
@@ -121,17 +124,32 @@ METAVARS = {
     **dict.fromkeys(("fleet", "availability_trace", "speed_trace"), "FILE"),
 }
 FROM_DATA = ("devices", "samples", "cohort", "batch", "lr", "rounds")
+HANGING = ("partition", "sampling", *FROM_DATA)
+"""Settings whose defaults hang on others: on the data set, or on who splits the model."""
 
 
-def with_settings(without: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one flag per setting; it gets those that were typed, as a dict `given`."""
-    names = [name for name in Settings.model_fields if name not in (*without, "digest")]
+OF_FILE = ("out", "seeds")
+"""Arguments of commands that a settings file may hold, too."""
+
+
+def with_settings(
+    without: Sequence[str] = (), of_file: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one flag per setting; it gets those that were typed, as a dict `given`.
+
+    Args:
+        without: Settings that the command has no flags for.
+        of_file: Those of its own arguments, with the default None, that a settings file may hold.
+    """
+    names = [name for name in Settings.model_fields if name not in (*without, FINGERPRINT)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def wrapped(**arguments: Any) -> None:
             typed = {name: arguments.pop(name) for name in names}
             given = {name: value for name, value in typed.items() if value not in (None, [], ())}
-            command(given=merged(arguments.pop("config"), given), **arguments)
+            merged_settings = merged(arguments.pop("config"), given)
+            found = _take_arguments(merged_settings, of_file)
+            command(given=merged_settings, **{**found, **_without_none(arguments, found)})
 
         own = [
             parameter
@@ -141,14 +159,16 @@ def with_settings(without: Sequence[str] = ()) -> Callable[[Callable[..., None]]
         config = Annotated[
             Path | None,
             typer.Option(
-                help="TOML file with any of these settings; flags override it.", rich_help_panel="The run"
+                help="TOML file with any of these settings, as `fedpmt init` writes one; flags override it "
+                "(default: none).",
+                rich_help_panel="The run",
             ),
         ]
         flags = [_parameter(name) for name in names]
         parameters = [
-            *own,
             *flags,
             inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=config),
+            *own,
         ]
         parameters.sort(key=lambda parameter: parameter.kind)
         wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -164,24 +184,89 @@ def _parameter(name: str) -> inspect.Parameter:
     """A flag takes text: the schema reads it, so that all errors have one form."""
     field = Settings.model_fields[name]
     flag = "--set" if name == "options" else f"--{name.replace('_', '-')}"
-    shown = (
-        ""
-        if name in ("options", *FROM_DATA) or field.default in (None, "", PydanticUndefined)
-        else f" (default: {field.default})"
-    )
-    shown = " (default: the data set's)" if name in FROM_DATA else shown
-    help_text = (field.description or "") + (", as METHOD.KEY=VALUE" if name == "options" else "") + shown
     option = typer.Option(
         flag,
-        help=help_text,
+        help=f"{describe(name)}{'' if name in SAID else f' (default: {default_text(name)})'}",
         metavar=_metavar(name, field.annotation),
         show_default=False,
         rich_help_panel=PANELS[name],
+        autocompletion=_completions(name, _metavar(name, field.annotation)),
     )
     kind: Any = list[str] | None if name == "options" else str | None
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
     )
+
+
+def describe(name: str) -> str:
+    """What a setting is, in words."""
+    more = ", as METHOD.KEY=VALUE; may be given several times" if name == "options" else ""
+    return f"{Settings.model_fields[name].description or ''}{more}"
+
+
+SAID = {name for name, field in Settings.model_fields.items() if "efault" in (field.description or "")} - set(
+    HANGING
+)
+"""Settings whose descriptions say what the default is."""
+
+
+def default_text(name: str) -> str:
+    """The default of a setting as one would type it."""
+    if name in FROM_DATA:
+        return f"{default_value(name):g} for {_usual().data}, else the data set's"
+    value = default_value(name)
+    return "none" if value in (None, "", {}) else type_value(value)
+
+
+def default_value(name: str) -> Any:
+    """The default of a setting; for those that hang on the data set, that of a run without flags."""
+    default = Settings.model_fields[name].default
+    return getattr(_usual(), name) if name in FROM_DATA else None if default is PydanticUndefined else default
+
+
+@cache
+def _usual() -> Settings:
+    return resolve({})
+
+
+def type_value(value: Any) -> str:
+    """A value as one types it.
+
+    >>> type_value(10.0), type_value(False), type_value(1e-5)
+    ('10', 'false', '1e-05')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _completions(name: str, metavar: str) -> Callable[[str], list[str]] | None:
+    """What a shell offers behind a flag; None: files, or nothing."""
+    if name == "method":
+        return complete_methods
+    known = {
+        "task": [*NETS, *TASKS],
+        "data": spellings(),
+        "budget": ["operations", "time", "bytes", "upload", "memory", "energy"],
+        "partition": ["iid", "classes:2", "dirichlet:0.5", "natural"],
+    }
+    choices = known.get(name) or [word for word in metavar.split("|") if word.islower() and "|" in metavar]
+
+    def complete(incomplete: str) -> list[str]:
+        return _matching(choices, incomplete)
+
+    return complete if choices else None
+
+
+def complete_methods(incomplete: str) -> list[str]:
+    """Offer the names of methods to a shell."""
+    from fedpmt.methods.registry import METHODS
+
+    return _matching(list(METHODS), incomplete)
+
+
+def _matching(choices: Sequence[str], incomplete: str) -> list[str]:
+    return [choice for choice in choices if choice.startswith(incomplete)]
 
 
 def _metavar(name: str, annotation: Any) -> str:
@@ -197,12 +282,40 @@ def _metavar(name: str, annotation: Any) -> str:
 
 def merged(config: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     """The file's settings, then the flags."""
-    given = {key.replace("-", "_"): value for key, value in (read_toml(config) if config else {}).items()}
-    options = given.get("options", {})
-    if not isinstance(options, dict):
-        raise SettingError("options is a table: [options] and KEY = VALUE lines below it")
+    given = read_toml(config) if config else {}
     # --set METHOD.KEY=VALUE says which method it is for; the file's options are for the method that runs.
-    return {**given, **flags, "options": {**_flat(options), **_options(flags.get("options", ()))}}
+    options = {key: value for name in ("options", "set") for key, value in _table(given, name).items()}
+    for key, value in given.items():
+        if isinstance(value, dict):
+            raise SettingError(f"[{key}] is no setting; a method's own settings stand in [options.{key}]")
+    return {**given, **flags, "options": {**options, **_options(flags.get("options", ()))}}
+
+
+def _table(given: dict[str, Any], name: str) -> dict[str, Any]:
+    """Take the methods' own settings out of a file: a table, or a list as on the command line."""
+    found = given.pop(name, {})
+    if isinstance(found, list) and all(isinstance(text, str) for text in found):
+        return dict(_options(found))
+    if not isinstance(found, dict):
+        raise SettingError(f"{name} is a table: [{name}] and KEY = VALUE lines below it")
+    return _flat(found)
+
+
+def _take_arguments(given: dict[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+    """Take a command's own arguments out of the settings of a file; one that keeps no records needs none of them."""
+    found = {key: given.pop(key) for key in OF_FILE if key in given}
+    if wanted and "seeds" in found and "seeds" not in wanted:
+        raise SettingError("seeds is for `fedpmt compare`; a single run has a seed")
+    if "out" in found and not isinstance(found["out"], str):
+        raise SettingError(f"out must be the path of a folder (got {found['out']})")
+    if isinstance(found.get("seeds"), list):
+        found["seeds"] = ",".join(map(str, found["seeds"]))
+    kinds = {"out": Path, "seeds": str}
+    return {key: kinds[key](value) for key, value in found.items() if key in wanted}
+
+
+def _without_none(arguments: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in arguments.items() if value is not None or key not in found}
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:

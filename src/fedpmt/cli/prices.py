@@ -15,7 +15,7 @@ from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
 from fedpmt.cli.runs import Json
 from fedpmt.devices.rows import add_device, check_new_name, read_devices
-from fedpmt.pricing.text_table import text_table
+from fedpmt.pricing.text_table import text_table, wrap
 from fedpmt.types import SettingError, shown_memory
 
 if TYPE_CHECKING:
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 InputShape = Annotated[
     str | None,
     typer.Option(
-        help="With --model: the shape of one input of real numbers, instead of --data.",
+        help="With --model: the shape of one input of real numbers, instead of --data (default: none).",
         metavar="3,32,32",
         rich_help_panel="What is learned",
     ),
 ]
 Draw = Annotated[
-    Path | None, typer.Option(help="Also picture what each depth trains, as SVG, PNG or PDF.", metavar="FILE")
+    Path | None,
+    typer.Option(
+        help="Also picture what each depth trains, as SVG, PNG or PDF (default: none).", metavar="FILE"
+    ),
 ]
 
 
@@ -81,7 +84,13 @@ FLEET_ONLY = ("devices", "levels", "fleet", "availability", "assign", "deadline"
 def cost(
     given: dict[str, Any], input_shape: InputShape = None, draw: Draw = None, as_json: Json = False
 ) -> None:
-    """Price every depth of a net for one batch, with FedDrop matched to it. Nothing is trained."""
+    """Price every depth of a net for one batch, with FedDrop matched to it. Nothing is trained.
+
+    Examples:
+      fedpmt cost --task cnn-cifar10
+      fedpmt cost --task cnn-cifar10 --mode paper --draw net.svg
+      fedpmt cost --model my_module:make_net --input-shape 3,32,32
+    """
     given.pop("options", None)
     table = prices.cost(**given, example=_example(input_shape))
     if draw is not None:
@@ -92,7 +101,7 @@ def cost(
         except OSError as error:
             raise SettingError(f"draw = '{draw}' cannot be written: {error.strerror}") from error
         show.say(f"drawn: {draw}")
-    print(table.model_dump_json() if as_json else table)
+    show.out(table.model_dump_json() if as_json else table.text(show.width()))
 
 
 @with_settings(without=(*TRAINING_ONLY, "lr"))
@@ -107,12 +116,18 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """From speeds and a deadline: what each device trains, how long it takes, and what that costs."""
+    """From speeds and a deadline: what each device trains, how long it takes, and what that costs.
+
+    Examples:
+      fedpmt plan --deadline 30
+      fedpmt plan --fleet devices.csv --deadline 30 --task cnn-cifar10
+      fedpmt plan --fleet devices.csv --out plan.html
+    """
     given["options"] = options_for("fedpmt", given.get("options", {}))
     table = prices.plan(**given, example=_example(input_shape), out=out)
     if out is not None:
         show.say(f"written: {out}")
-    print(table.model_dump_json() if as_json else table)
+    show.out(table.model_dump_json() if as_json else table.text(show.width()))
 
 
 @with_settings(without=(*TRAINING_ONLY, *FLEET_ONLY))
@@ -129,7 +144,12 @@ def profile(
     ] = 5,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine: seconds per sample and peak memory of each depth, as a row for the fleet CSV."""
+    """Measure this machine: seconds per sample and peak memory of each depth, as a row for the fleet CSV.
+
+    Examples:
+      fedpmt profile
+      fedpmt profile --task cnn-cifar10 --name raspberry --out devices.csv
+    """
     given.pop("options", None)
     if out is not None:
         check_new_name(out, name)
@@ -139,10 +159,10 @@ def profile(
         (device,) = read_devices(f"{measured['csv']}\n")
         add_device(out, device)
         show.say(f"row added: {out}")
-    print(json.dumps(measured) if as_json else _profiled(measured))
+    show.out(json.dumps(measured) if as_json else _profiled(measured, show.width()))
 
 
-def _profiled(measured: Mapping[str, Any]) -> str:
+def _profiled(measured: Mapping[str, Any], width: int) -> str:
     """A measurement as a table, and the row for a fleet's CSV."""
     rows = [
         [
@@ -155,24 +175,25 @@ def _profiled(measured: Mapping[str, Any]) -> str:
     ]
     title = f"{measured['task']}, batch {measured['batch']}, on {measured['name']}"
     columns = ("depth", "trains from", "microseconds a sample", "peak memory")
-    said = [text_table(title, columns, rows, names=(1,))]
+    said = [text_table(title, columns, rows, names=(1,), width=width)]
     if measured["frozen_seconds_per_sample"]:
-        said.append(_precisions(measured["frozen_seconds_per_sample"]))
+        said += _precisions(measured["frozen_seconds_per_sample"])
     said.append(
-        f"row for the fleet CSV; speed 1 means {measured['scale']}, memory is all that this machine has:"
+        f"Row for the fleet CSV: speed 1 means {measured['scale']}; memory is all that this machine has."
     )
-    return "\n".join([*said, measured["csv"]])
+    lines = [line for text in said[1:] for line in wrap(text, width)]
+    return "\n".join([said[0], *lines, measured["csv"]])
 
 
-def _precisions(seconds: Mapping[str, float]) -> str:
+def _precisions(seconds: Mapping[str, float]) -> list[str]:
     """What an operation of the frozen layers takes here in fewer bits, as the setting that prices it."""
     whole, *others = seconds
     shown = ", ".join(f"{name} {1e6 * one:.1f}" for name, one in seconds.items())
     factors = ",".join(f"{name}={seconds[name] / seconds[whole]:.2f}" for name in others)
-    return (
-        f"frozen layers of depth 1, microseconds a sample: {shown}\n"
-        f"prices with these: --precision-seconds {factors} (int8 is simulated)"
-    )
+    return [
+        f"Frozen layers of depth 1, microseconds a sample: {shown}.",
+        f"As a setting: --precision-seconds {factors} (int8 is simulated).",
+    ]
 
 
 def _example(shape: str | None) -> Any:

@@ -1,11 +1,12 @@
-"""`fedpmt run`, `fedpmt compare` and `fedpmt methods`."""
+"""`fedpmt run` and `fedpmt compare`."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
+import shlex
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,16 +14,14 @@ import typer
 
 from fedpmt import api, records
 from fedpmt.cli import show
-from fedpmt.cli.flags import with_settings
-from fedpmt.methods.registry import fields, method_class, method_names
+from fedpmt.cli.flags import complete_methods, with_settings
+from fedpmt.cli.predict import show_prediction
+from fedpmt.cli.results import comparison_json, result_of, show_comparison, show_run
 from fedpmt.progress import show_progress
-from fedpmt.records import ResultRecord, RunRecord
-from fedpmt.report import tables
-from fedpmt.report.budgets import ACTIONS, BudgetRow, budgets
-from fedpmt.settings import Settings
+from fedpmt.settings import Settings, stored_settings
 from fedpmt.simulation.callbacks import TRACKERS, OnRound, Tracker, call_each
 from fedpmt.simulation.runner import differing
-from fedpmt.types import SettingError, shown_bytes, shown_joules
+from fedpmt.types import SettingError
 
 RUNS = Path("runs")
 
@@ -55,10 +54,20 @@ Track = Annotated[
         rich_help_panel="The run",
     ),
 ]
-Seeds = Annotated[str, typer.Option(help="Seeds, as 0-2,7.", rich_help_panel="Training")]
+Seeds = Annotated[str | None, typer.Option(help="Seeds, as 0-2,7 (default: 0).", rich_help_panel="Training")]
+Sweep = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY=A,B,...",
+        help="Run each method with each of these values of a setting, or of a method's option; values that hold "
+        "commas are separated by semicolons (default: none).",
+        rich_help_panel="Training",
+    ),
+]
+MOST_SEEDS, MOST_DIGITS = 1_000, 18
 
 
-@with_settings()
+@with_settings(of_file=("out",))
 def run(
     given: dict[str, Any],
     out: Out = None,
@@ -67,47 +76,66 @@ def run(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Train one method on a fleet of unequal devices. Without flags: FedPMT on embedded MNIST."""
+    """Train one method on a fleet of unequal devices. Without flags: FedPMT on embedded MNIST.
+
+    Examples:
+      fedpmt run --rounds 50
+      fedpmt run --method fedprox --set fedprox.mu=0.1 --partition classes:2
+      fedpmt run --fleet devices.csv --deadline 30 --task cnn-cifar10 --dry-run
+      fedpmt run --resume --out runs/NAME --rounds 200
+    """
     request = request_for(given, out, resume=resume)
     settings = request.settings
     if dry_run:
-        _predict(request, out or RUNS, as_json=as_json)
+        show_prediction(request, out or RUNS, as_json=as_json)
         return
     folder = out or _folder(settings, resume=resume, extend="rounds" in given)
+    if resume:
+        check_begun(folder, [folder])
     with tracked(track) as trackers, watched(request, folder) as (on_start, watching):
         on_round = call_each([watching, *trackers])
         finished = api.start(request, folder, resume=resume, on_round=on_round, on_start=on_start)
     if as_json:
-        print(json.dumps(_result(finished).as_json()))
+        print(json.dumps(result_of(finished).as_json()))
         return
-    show.table(
-        f"{settings.method} on {settings.data}, {settings.partition}",
-        ("", "value"),
-        show.as_rows(show.result_fields(_result(finished))),
-    )
-    _show_clients([finished])
-    _show_budgets(budgets([finished]))
+    show_run(finished)
 
 
-@with_settings(without=("method", "seed"))
+@with_settings(without=("method", "seed"), of_file=("out", "seeds"))
 def compare(
     given: dict[str, Any],
-    methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="Any of `fedpmt methods`.")],
-    seeds: Seeds = "0",
+    methods: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="METHOD...",
+            help="Names of `fedpmt methods`; with options of its own as METHOD:KEY=VALUE,KEY=VALUE.",
+            autocompletion=complete_methods,
+        ),
+    ],
+    sweep: Sweep = None,
+    seeds: Seeds = None,
     out: Out = None,
     resume: Resume = False,
     track: Track = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Run several methods on the same data, fleet, budgets and seeds, and compare them."""
+    """Run several methods on the same data, fleet, budgets and seeds, and compare them.
+
+    Examples:
+      fedpmt compare fedpmt fedavg feddrop --rounds 100
+      fedpmt compare fedpmt fedavg --seeds 0-2 --partition classes:2 --target 0.85
+      fedpmt compare fedprox:mu=0.1 fedprox:mu=1
+      fedpmt compare fedpmt fedavg --sweep lr=0.01,0.05,0.1
+    """
     if len(set(methods)) < len(methods):
         raise SettingError("compare: a method is named twice")
-    chosen = parse_seeds(seeds)
-    requests = api.compare_requests(methods, chosen, given)
+    chosen = parse_seeds(seeds or str(given.get("seed", 0)))
+    swept = parse_sweep(sweep)
+    requests = api.compare_requests(methods, chosen, given, sweep=swept)
     if dry_run:
         for _, request in requests:
-            _predict(request, out or RUNS, as_json=as_json)
+            show_prediction(request, out or RUNS, as_json=as_json)
         return
     first = requests[0][1].settings
     parent = out or RUNS / api.slug(f"compare-{first.model or first.task}-{first.data}-{first.partition}")
@@ -117,74 +145,46 @@ def compare(
                 f"out = '{parent}' already holds runs; continue them with --resume or name another folder"
             )
         parent = _fresh(parent)
+    if resume:
+        check_begun(parent, [parent / name for name, _ in requests])
     with tracked(track) as trackers:
         finished = api.compare(
-            methods, seeds=chosen, out=parent, resume=resume, watch=watched, on_round=trackers, **given
+            methods,
+            seeds=chosen,
+            sweep=swept,
+            out=parent,
+            resume=resume,
+            watch=partial(watched, resumed=parent),
+            on_round=trackers,
+            **given,
         )
-    spent = budgets(finished)
     if as_json:
-        document: dict[str, Any] = {"runs": [_result(one).as_json() for one in finished]}
-        if spent:
-            document["budget"] = [dataclasses.asdict(row) for row in spent]
-        print(json.dumps(document))
+        print(json.dumps(comparison_json(finished)))
         return
-    show.texts_table(
-        f"{first.model or first.task} on {first.data}, {first.partition}, prices {first.mode}",
-        [row.texts() for row in tables.summary(finished)],
-    )
-    targets = None if first.target is None else (first.target,)
-    reached = sorted(tables.time_to_target(finished, targets), key=lambda row: row.target)
-    if reached:
-        show.texts_table("Time to target", [row.texts() for row in reached], left=2)
-    _show_clients(finished)
-    _show_budgets(spent)
-    show.say(f"records: {parent}")
+    show_comparison(finished, first.model_dump())
+    print()
+    show.facts({"runs": str(parent), "next": f"fedpmt report {shlex.quote(str(parent))} --open"})
 
 
-def _show_clients(runs: Sequence[RunRecord]) -> None:
-    """What clients get on their own test samples; nothing where they have none."""
-    texts = [row.texts() for row in tables.client_scores(runs)]
-    if texts:
-        show.texts_table("Clients", texts)
+def parse_sweep(text: str | None) -> dict[str, list[str]]:
+    """The values of a setting that is swept.
 
-
-def _show_budgets(rows: list[BudgetRow]) -> None:
-    """What was spent of the budget, level by level; nothing where there was none."""
-    if rows:
-        show.texts_table(f"Budget: {rows[0].resource}", [row.texts() for row in rows], left=3)
-
-
-def methods(as_json: Json = False) -> None:
-    """List the methods and their own settings: the library's, and those of installed packages."""
-    known = {}
-    for name in method_names():
-        try:
-            known[name] = {key: default for key, (_, default) in fields(name).items()}
-        except SettingError as error:
-            show.say(str(error))  # a package's method that cannot be loaded hides no other
-    if as_json:
-        print(json.dumps(known))
-        return
-    rows = []
-    for name, options in known.items():
-        cls = method_class(name)
-        about = (cls.__doc__ or name).strip().splitlines()[0]
-        shown = ", ".join(f"{key}={value}" for key, value in options.items())
-        acts = ACTIONS[cls(**cls().traits.under_budget).traits.action("operations")]
-        rows.append([name, about, acts, shown])
-    show.table(
-        "Methods (set an option with --set METHOD.KEY=VALUE)",
-        ("method", "what it does", "a budget acts", "options"),
-        rows,
-        left=4,
-    )
+    >>> parse_sweep("lr=0.01,0.1"), parse_sweep("levels=1/2,1;1/4,1")
+    ({'lr': ['0.01', '0.1']}, {'levels': ['1/2,1', '1/4,1']})
+    """
+    if text is None:
+        return {}
+    key, equals, listed = text.partition("=")
+    values = [value.strip() for value in listed.split(";" if ";" in listed else ",")]
+    if not equals or not key.strip() or not all(values) or len(set(values)) < len(values):
+        raise SettingError(f"sweep = '{text}' is refused: write KEY=VALUE,VALUE with different values")
+    return {key.strip(): values}
 
 
 def request_for(given: dict[str, Any], out: Path | None, *, resume: bool) -> api.Request:
     """What was typed, over the stored settings of the run that is resumed."""
     stored = records.read_config(out) if resume and out is not None and out.is_dir() else None
-    # What settings only name is looked at again: the fingerprint must come out as before.
-    stored = stored and {key: value for key, value in stored.items() if key != "digest"}
+    stored = stored and stored_settings(stored)
     method = str(
         given.get("method") or (stored or {}).get("method") or Settings.model_fields["method"].default
     )
@@ -209,22 +209,28 @@ def tracked(names: list[str] | None) -> Iterator[list[Tracker]]:
 
 
 @contextlib.contextmanager
-def watched(request: api.Request, folder: Path) -> Iterator[tuple[Callable[[], None], OnRound]]:
-    """Say where a run's records go once it starts, and show its progress."""
+def watched(
+    request: api.Request, folder: Path, *, resumed: Path | None = None
+) -> Iterator[tuple[Callable[[], None], OnRound]]:
+    """Say where a run's records go once it starts, and show its progress.
+
+    `resumed` is the folder that continues the command, if it is not the run's own.
+    """
     settings = request.settings
     name = f"{settings.method}, seed {settings.seed}"
     try:
         with show_progress(name, settings.rounds, shown=True) as on_round:
             yield lambda: show.say(f"{name}: {folder}"), on_round
     except KeyboardInterrupt:
-        show.say(f"interrupted; continue with --resume --out {folder}")
+        show.say(f"interrupted; continue with --resume --out {resumed or folder}")
         raise
 
 
-def _result(finished: RunRecord) -> ResultRecord:
-    if finished.result is None:
-        raise SettingError(f"'{finished.folder}' is not finished")
-    return finished.result
+def check_begun(folder: Path, runs: Sequence[Path]) -> None:
+    """Refuse to resume where none of these runs has been begun."""
+    other = folder in runs and folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+    if not other and not any((run / records.CONFIG).exists() for run in runs):
+        raise SettingError(f"out = '{folder}' holds no run to continue; leave out --resume to begin one")
 
 
 def _fresh(folder: Path) -> Path:
@@ -250,69 +256,9 @@ def _folder(settings: Settings, *, resume: bool, extend: bool) -> Path:
         fewer = [path for path, one in same.items() if extend and one.get("rounds", 0) < settings.rounds]
         if whole or fewer:
             return (whole or fewer)[0]
+    if resume:
+        raise SettingError(f"'{RUNS}' holds no run of these settings to continue; name its folder with --out")
     return _fresh(base)
-
-
-def _predict(request: api.Request, folder: Path, *, as_json: bool) -> None:
-    settings, prediction = request.settings, api.predict(request, folder)
-    if as_json:
-        print(json.dumps(prediction))
-        return
-    show.table("Settings", ("setting", "value"), show.as_rows(prediction["settings"]))
-    columns = [
-        "trains",
-        "level",
-        "devices",
-        "speed",
-        "seconds",
-        "reply",
-        "upload",
-        "memory",
-        "operations a round",
-    ]
-    rows = [
-        [
-            row["part"],
-            str(row["level"]),
-            str(row["devices"]),
-            show.number(row["speed"], 3),
-            show.number(row["seconds"]),
-            row["outcome"],
-            shown_bytes(row["upload_bytes"]),
-            shown_bytes(row["memory_bytes"]),
-            show.number(row["operations"], 0),
-        ]
-        for row in prediction["devices"]
-    ]
-    if prediction["joules"] is not None:
-        columns.append("energy a round")
-        for cells, row in zip(rows, prediction["devices"], strict=True):
-            cells.append(shown_joules(row["joules"]))
-    if settings.budget is not None:
-        columns.append("of its budget")
-        for cells, row in zip(rows, prediction["devices"], strict=True):
-            over = " (over)" if row["over_budget"] else ""
-            cells.append(show.percent(row["used"] / row["budget"]) + over)
-        print(f"budget {settings.budget}: acts {ACTIONS[prediction['budget_action']]}")
-    steps = prediction["steps"]
-    shown = "a first round" if settings.clock == "rounds" else f"the first {steps} server steps"
-    show.table(f"{settings.method}: {shown}, prices {settings.mode}", columns, rows)
-    one, whole = show.number(prediction["round_seconds"]), show.number(prediction["virtual_seconds"])
-    print(f"predicted: {one} s a round, {whole} s for {settings.rounds} rounds")
-    if prediction["base_bytes"]:
-        print(f"base, sent to each device once: {shown_bytes(prediction['base_bytes'])}")
-    if "server_operations_at_most" in prediction:
-        print(f"server: {_server_words(settings, prediction)}")
-
-
-def _server_words(settings: Settings, prediction: dict[str, Any]) -> str:
-    if settings.server_cap is None:
-        return "no limit to its operations (server-cap = none), which are not predicted"
-    words = f"at most {settings.server_cap:g} x the devices' operations"
-    words += f", {show.number(prediction['server_operations_at_most'], 0)} in {settings.rounds} rounds"
-    if settings.server_speed is not None:
-        words += f", and up to {show.number(prediction['server_round_seconds_at_most'])} s more a round"
-    return words
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -321,12 +267,16 @@ def parse_seeds(text: str) -> list[int]:
     >>> parse_seeds("0-2,7")
     [0, 1, 2, 7]
     """
-    seeds: list[int] = []
+    spans: list[range] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        right = first.isdecimal() and (last.isdecimal() or not dash)
+        if not right or max(len(first), len(last)) > MOST_DIGITS:
             raise SettingError(f"seeds = '{text}' is refused: write whole numbers and ranges, as 0-2,7")
-        seeds += range(int(first), int(last or first) + 1)
+        spans.append(range(int(first), int(last or first) + 1))
+    if sum(map(len, spans)) > MOST_SEEDS:
+        raise SettingError(f"seeds = '{text}' is refused: at most {MOST_SEEDS} seeds can be compared")
+    seeds = [seed for span in spans for seed in span]
     if len(set(seeds)) < len(seeds) or not seeds:
         raise SettingError(f"seeds = '{text}' is refused: no seed, or one named twice")
     return seeds

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpmt.data.folders import data_folder
+from fedpmt.data.folders import check_sizes, data_folder
 from fedpmt.data.lazy import Lazy, known_targets
 from fedpmt.data.registry import DATASETS, with_samples
 from fedpmt.types import IGNORED, Examples, SettingError
@@ -60,6 +60,7 @@ def load(name: str, data_dir: Path | None, *, like: str | None = None) -> Loaded
     if dataset is None or dataset.load is None:
         raise SettingError.unknown("data", name, with_samples())
     model = DATASETS.get(like or name, dataset)
+    check_sizes(dataset, data_folder(data_dir))
     return dataset.load(dataset, data_folder(data_dir), model.scale)
 
 

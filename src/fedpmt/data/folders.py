@@ -71,8 +71,34 @@ def stored(folder: Path, name: str) -> Path | None:
     return None
 
 
+def check_sizes(dataset: Dataset, folder: Path) -> None:
+    """Refuse files that are not as long as the data set's own; `fedpmt data list` calls them damaged.
+
+    Raises:
+        SettingError: A file that is there has another size.
+    """
+    place = find(dataset, folder)
+    for file in dataset.files if place is not None else ():
+        path = stored(place, file.name)
+        if path is not None and size_of(path) != file.size:
+            raise SettingError(
+                f"{path} is damaged: it holds {size_of(path)} bytes, not {file.size}; "
+                f"run `fedpmt data get {dataset.name}`"
+            )
+
+
+def size_of(path: Path) -> int:
+    """The length of a file's content, without unpacking it: a gzip file ends with it."""
+    size = path.stat().st_size
+    if path.suffix != ".gz":
+        return size
+    with path.open("rb") as packed:
+        packed.seek(max(0, size - 4))
+        return int.from_bytes(packed.read(), "little")
+
+
 def read_content(path: Path) -> bytes:
-    """Read a file, unpacked if it is packed.
+    """Read a file, unpacked if it is packed, but never more of it than its end says.
 
     Raises:
         SettingError: It cannot be read, or is damaged.
@@ -81,8 +107,14 @@ def read_content(path: Path) -> bytes:
     import zlib
 
     try:
-        packed = path.read_bytes()
-        return gzip.decompress(packed) if path.suffix == ".gz" else packed
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        size = size_of(path)
+        with gzip.open(path) as packed:
+            content = packed.read(size)
+            if packed.read(1):
+                raise SettingError(f"{path} is damaged: it unpacks to more than the {size} bytes it claims")
+        return content
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise SettingError(f"{path} is damaged: it cannot be unpacked ({error})") from error
     except OSError as error:

@@ -9,10 +9,11 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedpmt.types import SettingError
+from fedpmt.types import SettingError, printable
 
 Row = tuple[str, dict[str, str]]
 """Where a row stands, for messages, and its cells that are not empty, by column."""
@@ -46,6 +47,8 @@ def read_table(key: str, source: Any, columns: Sequence[str], needed: Sequence[s
     for column in needed:
         if rows and column not in header:
             raise SettingError(f"{name} has no column '{column}' (its columns: {', '.join(header)})")
+    for place, cells in rows:
+        _refuse_controls(place, cells)
     return rows
 
 
@@ -87,6 +90,7 @@ def _read_csv(name: str, lines: io.StringIO) -> tuple[list[str], list[Row]]:
     rows: list[Row] = []
     try:
         header = [column.strip() for column in next(reader, [])]
+        _refuse_other_separators(name, header)
         _refuse_twins(name, [column for column in header if column])
         for cells in reader:
             if [cell.strip() for cell in cells] == header:
@@ -97,7 +101,8 @@ def _read_csv(name: str, lines: io.StringIO) -> tuple[list[str], list[Row]]:
             }
             surplus = [found.pop("", ""), *(cell.strip() for cell in cells[len(header) :])]
             if any(surplus):
-                raise SettingError(f"{place}: '{next(filter(None, surplus))}' stands in no column")
+                extra = next(filter(None, surplus))
+                raise SettingError(f"{place}: '{extra}' stands in no column{_decimal_hint(cells)}")
             rows += [(place, found)] if found else []
     except csv.Error as error:
         raise SettingError(f"{name} cannot be read: {error}") from error
@@ -127,6 +132,29 @@ def _read_values(name: str, values: Iterable[Any]) -> tuple[list[str], list[Row]
         cells = {str(column): "" if cell is None else str(cell).strip() for column, cell in value.items()}
         rows.append((place, {column: cell for column, cell in cells.items() if cell}))
     return list(header), rows
+
+
+def _refuse_other_separators(name: str, header: Sequence[str]) -> None:
+    """Refuse what spreadsheets write in countries where decimals have a comma."""
+    found = next((mark for mark in (";", "\t") if any(mark in column for column in header)), None)
+    if found is not None:
+        shown = "tabs" if found == "\t" else f"'{found}'"
+        raise SettingError(
+            f"{name} has {shown} between its columns; write commas there, and points in decimals"
+        )
+
+
+def _decimal_hint(cells: Sequence[str]) -> str:
+    """What to write where a comma has split a decimal in two."""
+    split = [pair for pair in pairwise(cells) if all(cell.strip().isdecimal() for cell in pair)]
+    return f" (decimals have a point: {'.'.join(split[-1])})" if split else ""
+
+
+def _refuse_controls(place: str, cells: Mapping[str, str]) -> None:
+    """Refuse characters that a terminal would obey."""
+    column = next((column for column, cell in cells.items() if printable(cell) != cell), None)
+    if column is not None:
+        raise SettingError(f"{place}: {column} must not hold control characters (got '{cells[column]}')")
 
 
 def _refuse_twins(name: str, header: Sequence[str]) -> None:

@@ -13,17 +13,29 @@ from fedpmt.methods.fedpmt import Average, Block, FedPMT
 
 @dataclass(frozen=True)
 class EmbracingFL(FedPMT):
-    """Lee et al., 2024: as many layers at the output as a device has resources for, which is FedPMT's rule."""
+    """As many layers at the output as a device has resources for, which is FedPMT's rule.
+
+    Paper: Lee, Zhang, Prakash, Niu and Avestimehr, "Embracing Federated Learning: Enabling Weak Client Participation
+    via Partial Model Training", IEEE Transactions on Mobile Computing 2024.
+    """
 
 
 @dataclass(frozen=True)
 class FedOLF(FedPMT):
-    """Niu et al., 2025: layers are frozen in order from the input on, which is FedPMT's rule."""
+    """Layers are frozen in order from the input on, which is FedPMT's rule.
+
+    Paper: Niu, Dong, Qin, Gu and Zhang, "Energy and Memory-Efficient Federated Learning With Ordered Layer Freezing",
+    2025.
+    """
 
 
 @dataclass(frozen=True)
 class SALF(FedPMT):
-    """Lang et al., 2024: a straggler sends the layers that its back-propagation has reached, last to first."""
+    """A straggler sends the layers that its back-propagation has reached, last to first.
+
+    Paper: Lang, Cohen and Shlezinger, "Stragglers-Aware Low-Latency Synchronous Federated Learning via Layer-Wise
+    Model Updates", IEEE Transactions on Communications 2024.
+    """
 
     weight: Weight = "uniform"
     block: Block = "random-suffix"
@@ -32,14 +44,22 @@ class SALF(FedPMT):
 
 @dataclass(frozen=True)
 class FedPart(FedPMT):
-    """Wang et al., 2024: all devices train the same layer, from the first to the last."""
+    """All devices train the same layer, from the first to the last.
+
+    Paper: Wang, Liu, Niu, Guo and Tang, "Why Go Full? Elevating Federated Learning Through Partial Network Updates",
+    NeurIPS 2024.
+    """
 
     block: Block = "cycle"
 
 
 @dataclass(frozen=True)
 class CoCoFL(FedPMT):
-    """Pfeiffer et al., 2023: a random one of the largest blocks that fit; the others are frozen."""
+    """A random one of the largest blocks that fit; the others are frozen.
+
+    Paper: Pfeiffer, Rapp, Khalili and Henkel, "CoCoFL: Communication- and Computation-Aware Federated Learning via
+    Partial NN Freezing and Quantization", TMLR 2023.
+    """
 
     weight: Weight = "uniform"
     block: Block = "random-block"
@@ -48,6 +68,9 @@ class CoCoFL(FedPMT):
 
 @dataclass(frozen=True)
 class FedEL(FedPMT):
-    """Zhang et al., 2025: a window of layers slides through the net."""
+    """A window of layers slides through the net.
+
+    Paper: Zhang, Chen, Bian, Wang and Xu, "FedEL: Federated Elastic Learning for Heterogeneous Devices", NeurIPS 2025.
+    """
 
     block: Block = "window"

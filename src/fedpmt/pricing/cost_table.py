@@ -163,7 +163,7 @@ def _cells(table: CostTable, row: DepthRow) -> list[str]:
         str(row.depth),
         table.layers[len(row.frozen)].name,
         shown_count(row.operations),
-        f"{row.ratio:.2%}",
+        f"{row.ratio:.1%}",
         shown_bytes(row.upload_bytes),
         shown_memory(row.memory_bytes),
     ]

@@ -65,7 +65,8 @@ def text_table(
     """
     cells = [[row[place] for row in rows] for place in range(len(columns))]
     every = [
-        _Column(head, column, is_text=place in names)
+        # What rows are called is the last thing to be shortened.
+        _Column(head, column, is_text=place in names, room=width * 2 // 5 // keys if place < keys else LEAST)
         for place, (head, column) in enumerate(zip(columns, cells, strict=True))
     ]
     varying = [column for column in every[keys:] if len(set(column.cells)) != 1 or len(rows) == 1]
@@ -77,14 +78,15 @@ def text_table(
     return "\n".join([*lines, "\n\n".join("\n".join(_lines(block, width)) for block in blocks)])
 
 
-def wrap(text: str, width: int, *, indent: str = "") -> list[str]:
-    """Break a text into lines at spaces, but not inside a number with its unit; long words are shortened.
+def wrap(text: str, width: int, *, indent: str = "", shorten: bool = True) -> list[str]:
+    """Break a text into lines at spaces, but not inside a number with its unit; too long words may be shortened.
 
     >>> wrap("a round takes 35.0 min", 18)
     ['a round takes', '35.0 min']
     """
     kept = SPACE_IN_NUMBER.sub(NO_BREAK, text)
-    words = " ".join(shorten_path(word, width - len(indent)) for word in kept.split(" "))
+    limit = width - len(indent) if shorten else len(kept)
+    words = " ".join(shorten_path(word, limit) for word in kept.split(" "))
     lines = textwrap.wrap(
         words, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
@@ -108,6 +110,7 @@ class _Column:
     heading: str
     cells: list[str]
     is_text: bool
+    room: int  # what a text is given at least
 
     @property
     def shared(self) -> str:
@@ -124,7 +127,7 @@ class _Column:
         """The width below which it is not set."""
         widest = max(map(len, self.cells), default=0)
         heading = max(map(len, self.heading.split()), default=0)
-        return max(heading, min(widest, LEAST) if self.is_text else widest)
+        return max(heading, min(widest, max(self.room, LEAST)) if self.is_text else widest)
 
     def lines(self, cell: str, width: int) -> list[str]:
         return wrap(cell, width) if self.is_text else [cell]
@@ -134,7 +137,8 @@ def _blocks(keys: list[_Column], others: list[_Column], width: int) -> Iterator[
     """Columns that fit next to each other; each block begins with the key columns."""
     block = keys
     for column in others:
-        if _total([one.least for one in (*block, column)]) > width and len(block) > len(keys):
+        least = [one.least for one in (*block, column)]
+        if _total(least) > width and len(block) > len(keys):
             yield block
             block = keys
         block = [*block, column]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
@@ -19,7 +20,7 @@ from fedpmt.report.tables import evaluated, uploaded
 from fedpmt.report.theme import INK, MUTED, PAPER, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
@@ -44,7 +45,7 @@ NOT_EVALUATED = "no score recorded"
 
 @dataclass(frozen=True)
 class Curve:
-    """The score of a group: the mean over its runs, and the lowest and highest of them."""
+    """A number of a group by round: the mean over its runs, and the lowest and highest of them."""
 
     place: NDArray[np.float64]
     mean: NDArray[np.float64]
@@ -52,8 +53,12 @@ class Curve:
     high: NDArray[np.float64]
 
 
-def points(run: RunRecord, against: Against) -> dict[int, tuple[float, float]]:
-    """Where each evaluation of a run lies on an axis, and its score, by round; nowhere if its energy is not known."""
+Values = Mapping[int, float]
+"""Numbers of a run by round."""
+
+
+def places(run: RunRecord, against: Against) -> dict[int, float]:
+    """Where each round of a run lies on an axis; nowhere if its energy is not known."""
     if against == "joules" and any(step.joules is None for step in run.rounds):
         return {}
     spent: dict[str, Iterable[float]] = {
@@ -62,13 +67,27 @@ def points(run: RunRecord, against: Against) -> dict[int, tuple[float, float]]:
         "bytes": uploaded(run),
         "joules": accumulate(step.joules or 0.0 for step in run.rounds),
     }
-    places = {step.round: float(place) for step, place in zip(run.rounds, spent[against], strict=True)}
-    return {step.round: (places[step.round], score) for step, score in evaluated(run)}
+    return {step.round: float(place) for step, place in zip(run.rounds, spent[against], strict=True)}
 
 
-def curve(runs: Sequence[RunRecord], against: Against) -> Curve | None:
+def scores(run: RunRecord) -> dict[int, float]:
+    """The score of each round that was evaluated."""
+    return {step.round: score for step, score in evaluated(run)}
+
+
+def points(
+    run: RunRecord, against: Against, values: Callable[[RunRecord], Values] = scores
+) -> dict[int, tuple[float, float]]:
+    """Where each value of a run lies on an axis, and the value, by round."""
+    place = places(run, against)
+    return {number: (place[number], value) for number, value in values(run).items() if place}
+
+
+def curve(
+    runs: Sequence[RunRecord], against: Against, values: Callable[[RunRecord], Values] = scores
+) -> Curve | None:
     """Mean and range over runs, round by round, as long as half of them go on."""
-    lines = [line for run in runs if (line := points(run, against))]
+    lines = [line for run in runs if (line := points(run, against, values))]
     if not lines:
         return None
     shared = Counter(number for line in lines for number in line)
@@ -76,14 +95,14 @@ def curve(runs: Sequence[RunRecord], against: Against) -> Curve | None:
     if len(rounds) > POINTS:
         rounds = [rounds[place] for place in np.linspace(0, len(rounds) - 1, POINTS).round().astype(int)]
     every = [[line[number] for line in lines if number in line] for number in rounds]
-    scores = [[score for _, score in at] for at in every]
+    found = [[value for _, value in at] for at in every]
     # A slow run that ends early would pull the mean time back.
-    places = np.maximum.accumulate([fmean(place for place, _ in at) for at in every])
+    mean_places = np.maximum.accumulate([fmean(place for place, _ in at) for at in every])
     return Curve(
-        places,
-        np.array([fmean(at) for at in scores]),
-        np.array([min(at) for at in scores]),
-        np.array([max(at) for at in scores]),
+        mean_places,
+        np.array([fmean(at) for at in found]),
+        np.array([min(at) for at in found]),
+        np.array([max(at) for at in found]),
     )
 
 

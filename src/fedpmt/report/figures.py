@@ -118,7 +118,7 @@ def level_names(steps: Sequence[RoundRecord]) -> dict[int, str]:
 
 def horizon(steps: Sequence[RoundRecord], deadlines: Sequence[float | None]) -> float:
     """How far the axis of all panels goes."""
-    ends = [_start(device, step) + _seconds(device, step) for step in steps for device in step.devices]
+    ends = [start_of(device, step) + seconds_of(device, step) for step in steps for device in step.devices]
     return max([*ends, *(step.round_seconds for step in steps), *(end for end in deadlines if end), 1e-9])
 
 
@@ -134,13 +134,14 @@ def legend_patches(steps: Sequence[RoundRecord]) -> list[Patch]:
     ]
 
 
-def _seconds(device: DeviceRecord, step: RoundRecord) -> float:
+def seconds_of(device: DeviceRecord, step: RoundRecord) -> float:
+    """How long a device was busy."""
     # A device that never replies may have no time of its own.
     return device.seconds if math.isfinite(device.seconds) else step.round_seconds
 
 
-def _start(device: DeviceRecord, step: RoundRecord) -> float:
-    """Seconds from the beginning of what is shown."""
+def start_of(device: DeviceRecord, step: RoundRecord) -> float:
+    """When a device started, in seconds from the beginning of what is shown."""
     begun = step.virtual_seconds - step.round_seconds
     return 0.0 if device.started is None else max(0.0, device.started - begun)
 
@@ -163,7 +164,7 @@ def draw_busy(
     for row in rows.values():
         axes.barh(row, step.round_seconds / size, THICK, color=TRACK, linewidth=0)
     for device in devices:
-        row, begun, seconds = rows[device.device], _start(device, step), _seconds(device, step)
+        row, begun, seconds = rows[device.device], start_of(device, step), seconds_of(device, step)
         transfer = min(max(device.transfer_seconds, 0.0), seconds)
         counted = device.outcome == "arrived"
         trained = seconds - transfer

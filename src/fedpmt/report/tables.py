@@ -106,6 +106,7 @@ class SummaryRow:
     server_steps: Spread | None = None  # per round; None where the server trains nothing
     server_steps_default: Spread | None = None  # what the method's own settings ask for
     joules: Spread | None = None  # of the devices that were asked; None where the fleet states no watts
+    epsilon: Spread | None = None  # of differential privacy; None without
     evaluates: str = "global"  # what the score is of
     score_name: str = ACCURACY
     maximize: bool = True
@@ -129,6 +130,7 @@ class SummaryRow:
             "uploaded": show(self.bytes_up, bytes_unit),
             "downloaded": show(self.bytes_down, bytes_unit),
             **({} if self.joules is None else {"energy": show(self.joules, joules_unit)}),
+            **({} if self.epsilon is None else {"epsilon": show(self.epsilon)}),
             "operations": show(self.operations, count_unit),
             "wasted": show(self.wasted_share, percent_unit),
             "replies counted": show(self.counted_share, percent_unit),
@@ -338,6 +340,7 @@ def _totals(run: RunRecord) -> dict[str, float | None]:
         "counted_share": outcomes["arrived"] / outcomes.total() if outcomes else None,
         "server_operations": sum(step.server_operations for step in run.rounds),
         "joules": total_joules(run.rounds),
+        "epsilon": run.result.epsilon if run.result else None,
         **{name: _mean_metric(run, name) for name in ("server_steps", "server_steps_default")},
     }
     if result is None:

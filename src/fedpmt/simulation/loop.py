@@ -200,6 +200,11 @@ class Federation:
         record = record_round(self, after, assignments, verdict)
         return after, record.model_copy(update=self.measure(after, step, losses, seconds))
 
+    def epsilon(self, progress: Progress) -> float:
+        """The ε that a device has spent that was in every round and in every replay."""
+        releases = min(self.settings.rounds, progress.rounds + self.replays)
+        return epsilon(self.settings.dp_noise, releases, self.settings.dp_delta)
+
     def measure(
         self, progress: Progress, step: Step[Any], losses: list[float], seconds: float
     ) -> dict[str, Any]:
@@ -207,9 +212,7 @@ class Federation:
         settings = self.settings
         metrics = {**({LOSS: float(np.mean(losses))} if losses else {}), **step.metrics}
         if settings.dp_clip is not None and settings.dp_noise > 0:
-            # Of a device that was in every round and in every replay.
-            releases = min(settings.rounds, progress.rounds + self.replays)
-            metrics["epsilon"] = epsilon(settings.dp_noise, releases, settings.dp_delta)
+            metrics["epsilon"] = self.epsilon(progress)
         fields = {
             "metrics": {name: value for name, value in metrics.items() if np.isfinite(value)},
             "server_operations": step.server_operations,

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from pydantic import ValidationError
 
-from fedpmt import records
+from fedpmt import __version__, records
 from fedpmt.methods.registry import typed_options
 from fedpmt.records import EVALUATION, ResultRecord, RoundRecord, write_atomically
 from fedpmt.settings import parse_schedule
 from fedpmt.simulation.callbacks import RoundEnd
+from fedpmt.simulation.repeat import repeat_command
 from fedpmt.types import DivergedError, SettingError, Stop
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def open_folder(folder: Path, settings: Settings, *, resume: bool) -> bool:
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
             (temporary / records.CONFIG).write_bytes(_config(settings))
+            session = records.new_session(__version__, repeat_command(settings)).model_dump_json()
+            (temporary / records.SESSION).write_bytes(session.encode() + b"\n")
             temporary.chmod(0o755)
             temporary.replace(folder)
         except BaseException:
@@ -275,7 +278,7 @@ class Journal:
         self.federation, self.folder = federation, folder
         self._saved = self._before = _continue(federation, folder)
         self.stopped: Stopped | None = _stop(federation, self._saved)
-        self._written = time.monotonic()
+        self._begun = self._written = time.monotonic()
         self._lines: BinaryIO | None = None
         self._said = False
 
@@ -367,6 +370,8 @@ class Journal:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             # A line that the checkpoint does not know of is cut off by the resume.
             self.checkpoint()
+        command = repeat_command(self.federation.settings)
+        records.add_session(self.folder, time.monotonic() - self._begun, command)
 
 
 def _continue(federation: Federation, folder: Path) -> Saved:
@@ -456,6 +461,7 @@ def _finish(federation: Federation, folder: Path, saved: Saved, stopped: Any) ->
         operations=totals.operations,
         server_operations=totals.server_operations,
         joules=totals.joules,
+        epsilon=federation.epsilon(progress) if settings.dp_clip is not None and settings.dp_noise else None,
         weights_sha256=weights_sha256(predictor.tensors),
         evaluates=predictor.kind,
         score_by_width=None if stopped == "diverged" else score_by_width(federation, progress.state),
