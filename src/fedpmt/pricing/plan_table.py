@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fedpmt.pricing.plan import Planner
 
 MOST_ROWS = 100
-WIDE = 100
-"""From this many characters on, a table has all of its columns."""
 
 
 class PlanRow(BaseModel):
@@ -105,18 +103,19 @@ class PlanTable(BaseModel):
         title = f"{self.task}, assigned by {self.assign}, prices {self.mode}, deadline {deadline}"
         if self.plan != "paper":
             title = f"{title}, plan {self.plan}"
-        wide = width >= WIDE
-        rows = [self._cells(row, wide=wide) for row in self.devices]
+        rows = [self._cells(row) for row in self.devices]
         columns = list(rows[0])
         names = [columns.index(name) for name in ("device", "trains from", "limit")]
         table = text_table(title, columns, [list(row.values()) for row in rows], names=names, width=width)
         return "\n".join([table, *(line for text in self._sentences() for line in wrap(text, width))])
 
-    def _cells(self, row: PlanRow, *, wide: bool) -> dict[str, str]:
-        """The columns of a row; 80 characters have room for some only."""
-        deeper = {"deeper": "-" if row.deeper_steps is None else str(row.deeper_steps)}
-        energy = {} if row.joules is None else {"energy": shown_joules(row.joules)}
-        spent = {"upload": shown_bytes(row.upload_bytes)} if wide or not energy else {}
+    def _cells(self, row: PlanRow) -> dict[str, str]:
+        """The columns of a row; 80 characters have room for some only, and `--json` has all."""
+        spent = {"upload": shown_bytes(row.upload_bytes)}
+        if row.joules is not None:
+            spent = {"energy": shown_joules(row.joules)}
+        if self.plan != "paper":
+            spent = {}
         return {
             "device": row.name or f"level {row.level}",
             "count": f"{row.devices:,}",
@@ -124,10 +123,9 @@ class PlanTable(BaseModel):
             "depth": str(row.depth),
             "trains from": row.trains_from,
             **({} if self.plan == "paper" else {"steps": f"{row.steps} of {row.all_steps}"}),
-            **(deeper if self.plan != "paper" and wide else {}),
             "seconds": _shown_seconds(row.seconds),
             "limit": ("" if row.fits else "out: ") + (", ".join(row.binds) or "-"),
-            **(spent | energy if self.plan == "paper" or wide else {}),
+            **spent,
             "memory": shown_memory(row.memory_bytes),
         }
 
