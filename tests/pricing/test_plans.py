@@ -129,6 +129,14 @@ def test_a_deadline_or_memory_that_nobody_has_is_refused(
             fedpmt.plan(**given, samples=20)
 
 
+def test_in_a_comparison_one_method_may_miss_the_deadline_with_all_devices() -> None:
+    runs = fedpmt.compare(["fedpmt", "fedavg"], **SMALL, deadline=8.0)
+    outcomes = [{one.outcome for step in run.rounds for one in step.devices} for run in runs]
+    assert outcomes == [{"arrived", "late"}, {"late"}]
+    with pytest.raises(SettingError, match="deadline must be >= 4.21"):
+        fedpmt.compare(["fedpmt", "fedavg"], **SMALL, deadline=1.0)
+
+
 FLEET = [
     fedpmt.Device(name="slow", speed=0.01, count=2),
     fedpmt.Device(name="far", speed=0.2, count=3, uplink_mbps=0.2),

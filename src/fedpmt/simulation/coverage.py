@@ -32,29 +32,31 @@ ROUNDS_AHEAD = 50
 """That are looked at where a device's layers change from round to round, before some are said to be nobody's."""
 
 
-def warn_before_training(federation: Federation, progress: Progress) -> None:
-    """Log what a user would want to know before the first round."""
-    warn_of_untrained_layers(federation, progress)
+def warn_before_training(federation: Federation, progress: Progress, *, keep_idle: bool = False) -> None:
+    """Log what a user would want to know before the first round.
+
+    Raises:
+        SettingError: No device can take part; with `keep_idle`, only if none could with any method.
+    """
+    warn_of_untrained_layers(federation, progress, keep_idle=keep_idle)
     warn_of_idle_precision(federation, progress)
     if progress.rounds == 0:
         warn_of_fresh_norms(federation, progress)
 
 
-def warn_of_untrained_layers(federation: Federation, progress: Progress) -> None:
-    """Log a warning where the method, as it would be assigned now, leaves some layer to nobody.
-
-    Raises:
-        SettingError: No device can take part, so that nothing would be trained.
-    """
+def warn_of_untrained_layers(federation: Federation, progress: Progress, *, keep_idle: bool) -> None:
+    """Log a warning where the method, as it would be assigned now, leaves some layer to nobody."""
     layers = untrained_layers(federation, progress)
-    if len(layers) == len(federation.problem.model.structure.layers):
+    samples, planner = sizes_of(federation.problem, federation.settings), federation.planner
+    if len(layers) == len(federation.problem.model.structure.layers) and not (
+        keep_idle and planner.fits_of(federation.fleet, planner.depths[0], samples).any()
+    ):
         _refuse_idle_fleet(federation, progress)
     if layers:
-        samples = sizes_of(federation.problem, federation.settings)
         LOG.warning(
             "%s: %s",
             federation.settings.method,
-            federation.planner.untrained(layers, federation.fleet, samples),
+            planner.untrained(layers, federation.fleet, samples),
         )
 
 
