@@ -133,7 +133,7 @@ def test_in_a_comparison_one_method_may_miss_the_deadline_with_all_devices() -> 
     runs = fedpmt.compare(["fedpmt", "fedavg"], **SMALL, deadline=8.0)
     outcomes = [{one.outcome for step in run.rounds for one in step.devices} for run in runs]
     assert outcomes == [{"arrived", "late"}, {"late"}]
-    with pytest.raises(SettingError, match="deadline must be >= 4.21"):
+    with pytest.raises(SettingError, match=r"deadline must be >= 4\.21"):
         fedpmt.compare(["fedpmt", "fedavg"], **SMALL, deadline=1.0)
 
 

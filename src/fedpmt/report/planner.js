@@ -326,6 +326,7 @@ const shown = {
     return `${Number((Math.ceil(value * 10 ** digits * (1 - 1e-9)) / 10 ** digits).toFixed(digits))}`;
   },
   memory: (bytes) => {
+    if (bytes < 2 ** 10) return `${Math.round(bytes)} B`;
     const mebi = bytes / 2 ** 20;
     const [amount, unit] = mebi >= 0.1 ? [mebi, "MiB"] : [bytes / 2 ** 10, "KiB"];
     return `${shown.number(amount, amount >= 100 ? 0 : amount >= 10 ? 1 : 2)} ${unit}`;
