@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING
 import matplotlib.image
 import pytest
 
+from tools.vendor import AXE, fetch
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+    from selenium.webdriver.chrome.webdriver import WebDriver
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -52,23 +56,87 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
+        if self.open and self.open[-1] not in ("style", "script"):
             self.words.append(data)
 
 
-def read(text: str, files: frozenset[str] = frozenset()) -> Reader:
-    """A well-formed page that asks for nothing but these files beside it."""
+NAMES = ('"http://www.w3.org/2000/svg"', "/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
+"""What looks like an address in the script but is none: the name of SVG, and a comment."""
+
+
+def read(text: str, files: frozenset[str] = frozenset(), scripts: int = 0) -> Reader:
+    """A well-formed page that asks for nothing but these files next to it, and has this many scripts, all inside."""
     found = Reader(text)
     assert [identity for identity, count in found.ids.items() if count > 1] == []
     anchors = {address[1:] for address in found.addresses if address.startswith("#")}
     assert anchors <= set(found.ids)
     assert {address for address in found.addresses if not address.startswith("#")} <= {"data:,", *files}
     without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+    for name in NAMES if scripts else ():
+        without_names = without_names.replace(name, "")
     assert "http:" not in without_names
     assert "https:" not in without_names
     assert "@import" not in text
-    assert found.tags["script"] == 0
+    assert found.tags["script"] == scripts
     return found
+
+
+def open_browser(downloads: Path) -> WebDriver:
+    """Headless Chromium that a test drives; what a page saves goes to this folder."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    binary = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if binary is None or driver is None:
+        pytest.skip("no chromium with its driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in (
+        "headless=new",
+        "no-sandbox",
+        "disable-gpu",
+        "hide-scrollbars",
+        "disable-background-networking",
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=Service(driver))
+    save = {"behavior": "allow", "downloadPath": str(downloads)}
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", save)
+    return browser
+
+
+def set_screen(browser: WebDriver, width: int, height: int = 1000, *, dark: bool = False) -> None:
+    """Give the page a size and the reader's preference of colours."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    # Else the page still scrolls while a test looks at it.
+    still = {"name": "prefers-reduced-motion", "value": "reduce"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme, still]})
+
+
+def complaints(browser: WebDriver) -> list[str]:
+    """What the browser has to say of the page: errors of its script, refused requests."""
+    return [entry["message"] for entry in browser.get_log("browser")]  # type: ignore[no-untyped-call]
+
+
+def serious_faults(browser: WebDriver) -> list[str]:
+    """What axe-core finds that keeps people from using the page."""
+    if not AXE.exists():
+        try:
+            fetch("axe-core@4.14.0")
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no axe-core, and npm does not give it ({error})")
+    browser.execute_script(AXE.read_text())
+    found = browser.execute_async_script("axe.run(document).then(arguments[0])")
+    assert len(found["passes"]) > 10
+    return [
+        f"{one['id']}: {one['nodes'][0]['html'][:200]}"
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
 
 
 def shown_by_a_browser(path: Path, sections: Iterable[str], *, width: int, dark: bool) -> None:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from selenium.webdriver.common.keys import Keys
 
 import fedpmt
 from fedpmt.cli.main import program
 from fedpmt.report import planner
 from fedpmt.types import SettingError
-from web_pages import Reader
+from web_pages import Reader, complaints, open_browser, serious_faults, set_screen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SCRIPT = Path(planner.__file__).with_name("planner.js").read_text()
+    from selenium.webdriver.chrome.webdriver import WebDriver
+
+SCRIPT = Path(planner.__file__).with_name("assets").joinpath("planner.js").read_text()
 RNG = np.random.default_rng(20)
 
 
@@ -122,37 +122,11 @@ def test_pages_that_are_refused(
 # In a browser
 
 
-def browse(path: Path, *flags: str) -> str:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no chromium")
-    common = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-sync",
-    ]
-    profile = f"--user-data-dir={path.parent / 'profile'}"
-    done = subprocess.run(
-        [browser, *common, "--hide-scrollbars", profile, *flags, path.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=True,
-    )
-    return done.stdout
-
-
-def ask(path: Path, script: str, *flags: str) -> Any:
-    """What a script, which assigns to `answer`, finds in a page."""
-    assert path.is_file()
-    asking = path.with_name("asking.html")
-    tail = f"let answer; {script}\ndocument.body.replaceChildren(JSON.stringify(answer));"
-    asking.write_text(path.read_text().replace("</body>", f"<script>{tail}</script></body>"))
-    found = re.search(r"<body>(.*?)</body>", browse(asking, "--dump-dom", *flags), re.DOTALL)
-    assert found is not None
-    return json.loads(html.unescape(found[1]))
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
+    driver = open_browser(tmp_path_factory.mktemp("downloads"))
+    yield driver
+    driver.quit()
 
 
 def bases() -> Iterator[dict[str, Any]]:
@@ -251,7 +225,7 @@ ONLY_IN_TEXT = (*NOT_RECOMPUTED, "base_bytes", "base_seconds")
 
 
 @pytest.mark.browser
-def test_the_page_agrees_with_the_planner_on_200_inputs(tmp_path: Path) -> None:
+def test_the_page_agrees_with_the_planner_on_200_inputs(browser: WebDriver, tmp_path: Path) -> None:
     model, example, path = net(), torch.zeros(2, 12), tmp_path / "plan.html"
     asked: list[dict[str, Any]] = []
     expected: list[dict[str, Any] | None] = []
@@ -274,11 +248,10 @@ def test_the_page_agrees_with_the_planner_on_200_inputs(tmp_path: Path) -> None:
                 expected.append(table.model_dump(mode="json", exclude=set(ONLY_IN_TEXT)))
         if len(inputs) == 200:
             break
-    empty = tmp_path / "empty.html"
-    data = json.dumps(asked).replace("<", "\\u003c")
-    empty.write_text(f"<!DOCTYPE html><body><script>{SCRIPT}</script></body>")
-    script = f"answer = {data}.flatMap(({{prices, choices}}) => choices.map((choice) => planFleet(prices, choice)));"
-    found = ask(empty, script)
+    browser.get("about:blank")
+    every = "asked.flatMap(({prices, choices}) => choices.map((choice) => planFleet(prices, choice)))"
+    script = f"{SCRIPT}\nconst asked = JSON.parse(arguments[0]); return JSON.stringify({every});"
+    found = json.loads(browser.execute_script(script, json.dumps(asked)))
     assert len(found) == 200
     wrong = [
         (given, mine, theirs)
@@ -297,127 +270,78 @@ def test_the_page_agrees_with_the_planner_on_200_inputs(tmp_path: Path) -> None:
     assert sum(mine["more_memory"] is not None for mine in met) > 10
 
 
-MOVE = """
-const move = (name, value) => {
-  const control = document.getElementById(name);
-  if (control.type === "checkbox") control.checked = value; else control.value = value;
-  control.dispatchEvent(new Event("input", { bubbles: true }));
-};
-const text = (name) => document.getElementById(name).textContent;
-const seen = () => ({ choice: planner.choice, plan: planFleet(planner.prices, planner.choice),
-  headline: text("headline"), words: text("words"), bars: text("fleet-bars"), layers: text("layer-cells"),
-  flags: text("flags"), kind: text("shown-plan") });
-answer = [structuredClone(seen())];
-"""
+def look(browser: WebDriver) -> dict[str, str]:
+    """The words of the page, by the part they stand in."""
+    names = ("headline", "words", "fleet-bars", "layer-cells", "flags", "shown-plan")
+    return {name: browser.find_element("id", name).text for name in names}
 
 
 @pytest.mark.browser
-def test_controls_change_the_plan(page: Path) -> None:
-    steps = [
-        'move("seconds", 12.5);',
-        'move("resource", "memory"); move("amount", 60);',
-        'move("frozen", "int8"); move("precision", "bf16");',
-        'move("plan", "traded"); move("share", 25);',
-        'move("seconds", 0.001);',
-        'document.getElementById("reset").click();',
-        'document.getElementById("everybody").click();',
-        'move("free", true);',
-        'move("free", false); move("deadline", 0);',
-    ]
-    script = MOVE + "".join(f"{step} answer.push(structuredClone(seen()));" for step in steps)
-    start, later, budget, precision, traded, nobody, reset, everybody, free, slider = ask(page, script)
-    assert start["choice"]["deadline"] == 30
+def test_controls_change_the_plan(browser: WebDriver, page: Path) -> None:
+    """By keyboard alone, and each change says which flags it stands for."""
+    set_screen(browser, 1400)
+    browser.get(page.as_uri())
+
+    def write(name: str, *keys: str) -> dict[str, str]:
+        browser.find_element("id", name).send_keys(*keys)
+        return look(browser)
+
+    start = look(browser)
     assert start["headline"].startswith("20 of 22 devices take part. A round takes 30.0 s")
-    assert "takes no part: computing time" in start["bars"]
-    assert "limited by memory" in start["bars"]
-    assert later["choice"]["deadline"] == 12.5
-    assert later["flags"] == "--deadline 12.5"
+    assert "takes no part: computing time" in start["fleet-bars"]
+    assert "limited by memory" in start["fleet-bars"]
+    assert "<b>pi</b>" in start["fleet-bars"]
+    assert start["flags"] == "nothing was changed"
+    assert "paper's plan" in start["shown-plan"]
+    assert write("seconds", Keys.CONTROL, "a", Keys.NULL, "12.5")["flags"] == "--deadline 12.5"
+    assert write("resource", "memory")["flags"].endswith("--budget memory=0.5")
+    budget = write("amount", *[Keys.ARROW_RIGHT] * 10)
     assert budget["flags"] == "--deadline 12.5 --budget memory=0.6"
-    assert budget["choice"]["budget"]["amounts"] == [[0.6, False]]
-    assert precision["flags"].endswith("--precision bf16 --frozen-precision int8")
-    assert precision["plan"]["devices"] != budget["plan"]["devices"]
-    assert traded["flags"].endswith("--plan traded --set fedpmt.share=0.25")
-    assert "traded plan" in traded["kind"]
+    precision = write("frozen", "int8")
+    assert precision["flags"].endswith("--frozen-precision int8")
+    assert precision["fleet-bars"] != budget["fleet-bars"]
+    traded = write("plan", "traded")
+    assert traded["flags"].endswith("--plan traded")
+    assert "traded plan" in traded["shown-plan"]
+    assert write("share", Keys.ARROW_LEFT)["flags"].endswith("--set fedpmt.share=0.49")
+    nobody = write("seconds", Keys.CONTROL, "a", Keys.NULL, "0.001")
     assert nobody["headline"].startswith("No device can take part.")
-    assert nobody["layers"].count("nobody") == 3
-    assert reset == start | {"choice": reset["choice"]}
-    assert everybody["headline"].startswith("22 of 22")
-    assert free["choice"]["deadline"] is None
-    assert "the tightest that leaves nobody out" in free["words"]
-    assert slider["choice"]["deadline"] < start["choice"]["deadline"]
-
-
-FAULTS = """
-const luminance = (colour) => {
-  const parts = colour.match(/[\\d.]+/g).slice(0, 3).map((one) => one / 255)
-    .map((one) => (one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
-  return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-};
-const ground = (node) => {
-  const colour = getComputedStyle(node).backgroundColor;
-  return colour.endsWith(", 0)") && node.parentElement ? ground(node.parentElement) : colour;
-};
-const faults = [];
-for (const node of document.querySelectorAll("body *")) {
-  if (!node.checkVisibility() || node.closest("script, noscript") || node.matches(":disabled, option")) continue;
-  const words = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-  if (words) {
-    const [one, other] = [luminance(getComputedStyle(node).color), luminance(ground(node))].sort();
-    const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
-    if (ratio < 4.5) faults.push(`contrast ${ratio.toFixed(2)}: ${node.textContent}`);
-  }
-  if (node.matches("input, select") && node.labels.length === 0) faults.push(`no label: ${node.id}`);
-  if (node.matches("button") && !node.textContent.trim()) faults.push("a button without words");
-  const title = node.getAttribute("aria-labelledby");
-  if (node.matches("section") && !document.getElementById(title)) faults.push(`no name: ${node.id}`);
-}
-const wide = document.documentElement.scrollWidth;
-answer = { faults, wide, width: innerWidth, dark: luminance(getComputedStyle(document.body).backgroundColor) < 0.1 };
-"""
+    assert nobody["layer-cells"].count("nobody") == 3
+    assert write("reset", Keys.ENTER) == start
+    assert write("everybody", Keys.SPACE)["headline"].startswith("22 of 22")
+    fitted = write("free", Keys.SPACE)
+    assert "the tightest that leaves nobody out" in fitted["words"]
+    assert not browser.find_element("id", "deadline").is_enabled()
+    write("free", Keys.SPACE)
+    assert write("deadline", Keys.HOME)["headline"] != fitted["headline"]
+    assert complaints(browser) == []
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [500, 1400, 1920])
-def test_it_is_legible_in_any_window(page: Path, width: int, dark: bool) -> None:
-    """Text has a contrast of 4.5 at least, controls have labels, and nothing is cut off; no window is below 500."""
-    flags = [f"--window-size={width},1200", *(["--blink-settings=preferredColorScheme=0"] if dark else [])]
-    found = ask(page, FAULTS, *flags)
-    assert found["faults"] == []
-    assert found["wide"] <= found["width"]
-    assert found["dark"] == dark
-
-
-def in_frame(page: Path, script: str, attributes: str) -> Any:
-    """What a script, which returns a value of the frame's `document`, finds in a page that is shown in a frame."""
-    frame = page.with_name("frame.html")
-    load = f"""
-    document.querySelector("iframe").addEventListener("load", ({{ target }}) => {{
-      const look = (document) => {{ {script} }};
-      document.body.replaceChildren(JSON.stringify(look(target.contentDocument)));
-    }});
-    """
-    frame.write_text(
-        f"<!DOCTYPE html><body><iframe {attributes}></iframe><script>{load}"
-        f'document.querySelector("iframe").src = "{page.name}";</script></body>'
+@pytest.mark.parametrize("width", [390, 1400, 1920])
+def test_it_is_legible_on_any_screen(browser: WebDriver, page: Path, width: int, dark: bool) -> None:
+    """Nothing is cut off, and axe-core finds no serious fault."""
+    set_screen(browser, width, dark=dark)
+    browser.get(page.as_uri())
+    root = "document.documentElement"
+    assert browser.execute_script(
+        f"return {root}.scrollWidth <= {root}.clientWidth && innerWidth === {width}"
     )
-    shown = browse(frame, "--dump-dom", "--allow-file-access-from-files", "--virtual-time-budget=3000")
-    found = re.search(r"<body>(.*?)</body>", shown, re.DOTALL)
-    assert found is not None
-    return json.loads(html.unescape(found[1]))
+    ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert (int(re.findall(r"\d+", ground)[0]) < 50) == dark
+    assert serious_faults(browser) == []
+    assert complaints(browser) == []
 
 
 @pytest.mark.browser
-def test_it_is_not_wider_than_a_telephone(page: Path) -> None:
-    look = "const root = document.documentElement; return [root.scrollWidth, root.clientWidth];"
-    needed, there = in_frame(page, look, 'width="390" height="900" style="border: 0"')
-    assert needed <= there == 390
-
-
-@pytest.mark.browser
-def test_without_scripts_the_plan_is_there(page: Path) -> None:
-    look = "return [document.body.innerText, document.getElementById('app').checkVisibility()];"
-    text, controls = in_frame(page, look, 'width="390" height="900" sandbox="allow-same-origin"')
-    assert "A FedPMT round takes 30.0 s" in text
-    assert "<b>pi</b>" in text
-    assert not controls
+def test_without_scripts_the_plan_is_there(browser: WebDriver, page: Path) -> None:
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.get(page.as_uri())
+        nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    read = "\n".join(str(node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"])
+    assert "A FedPMT round takes 30.0 s" in read
+    assert "Deadline of a round" not in read

@@ -62,4 +62,4 @@ def planner_page(prices: Mapping[str, Any], choice: Mapping[str, Any], text: str
 
 
 def _read(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return (Path(__file__).with_name("assets") / name).read_text(encoding="utf-8")
