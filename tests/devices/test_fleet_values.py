@@ -157,6 +157,9 @@ def test_kinds_of_equal_speed_stay_apart(tmp_path: Path) -> None:
     table = fedpmt.plan(fleet=path, deadline=30)
     assert [(row.name, row.devices) for row in table.devices] == [("phone", 3), ("board", 2), ("fast", 1)]
     assert all(f"\n{name}" in str(table) for name in ("phone", "board", "fast"))
+    # Of many speeds five levels are made, which may divide a kind; it is still one row.
+    many = [Device(name=f"kind {number}", speed=1 + number / 10, count=7) for number in range(12)]
+    assert [row.devices for row in fedpmt.plan(fleet=many, deadline=30).devices] == [7] * 12
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,21 @@ class Planner:
             members[kinds[members] == kind] for members in fleet.members for kind in np.unique(kinds[members])
         ]
 
+    def kinds(self, fleet: Fleet) -> Sequence[tuple[Device, int]]:
+        """One device of each kind with how many there are, slowest first.
+
+        Measured speeds may put devices of one kind on two levels; they are told apart where the plan does so.
+        """
+        leveled = self.assign == "level" or (self.budget is not None and len(self.budget.amounts) > 1)
+        if leveled or len(fleet.profiles) > MOST_KINDS:
+            return fleet.profiles
+        found: dict[Device, tuple[Device, int]] = {}
+        for device, count in fleet.profiles:
+            kind = replace(device, id=0, level=0)
+            first, before = found.get(kind, (device, 0))
+            found[kind] = first, before + count
+        return list(found.values())
+
     def untrained(self, layers: Sequence[str], fleet: Fleet, samples: Sizes) -> str:
         """Say that no device trains these layers, and what to change."""
         return (

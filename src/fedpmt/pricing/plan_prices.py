@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import mask
+from fedpmt.pricing.plan import MOST_KINDS
 from fedpmt.resources import ROUNDING
 from fedpmt.types import SettingError
 
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from fedpmt.devices.fleet import Device, Fleet
     from fedpmt.parts.part import Part
     from fedpmt.pricing.plan import Planner
-
-MOST_KINDS = 1000
-"""More kinds of devices than this would make a page that nobody can read."""
 
 
 def plan_prices(
@@ -38,12 +36,13 @@ def plan_prices(
     Raises:
         SettingError: The fleet has too many kinds of devices for a page.
     """
-    if len(fleet.profiles) > MOST_KINDS:
+    planner = next(iter(planners.values()))
+    kinds = planner.kinds(fleet)
+    if len(kinds) > MOST_KINDS:
         raise SettingError(
-            f"out needs a fleet of at most {MOST_KINDS:,} kinds of devices (got {len(fleet.profiles):,}); "
+            f"out needs a fleet of at most {MOST_KINDS:,} kinds of devices (got {len(kinds):,}); "
             "describe them by --levels, or by rows with a count"
         )
-    planner = next(iter(planners.values()))
     times = planner.times
     return {
         "task": task,
@@ -65,7 +64,7 @@ def plan_prices(
             }
             for (trained, frozen), one in planners.items()
         ],
-        "kinds": [_kind(device, count) for device, count in fleet.profiles],
+        "kinds": [_kind(device, count) for device, count in kinds],
     }
 
 

@@ -176,7 +176,7 @@ class PlanTable(BaseModel):
                 f"part: {list_names([_shown_name(row) for row in out])}."
             )
         if self.least_deadline is None:
-            said.append("No deadline keeps every device in.")
+            said.append("No deadline keeps every device in: some lack memory or budget.")
         elif not self.fitted:
             said.append(
                 f"The smallest deadline that keeps every device in is {round_up(self.least_deadline)} s."
@@ -430,8 +430,9 @@ def plan_table(
         SettingError: No device can take part.
     """
     latest = math.inf if deadline is None else deadline
-    few = len(fleet.profiles) <= MOST_ROWS
-    kinds = fleet.profiles if few else _groups(planner, fleet, samples)
+    kinds = planner.kinds(fleet)
+    few = len(kinds) <= MOST_ROWS
+    kinds = kinds if few else _groups(planner, fleet, samples)
     planning = Planning(planner, kinds, samples, share, latest)
     rows, psi = planning.rows, planning.psi
     reached = max((row for row in rows if row.fits), key=lambda row: row.depth, default=None)

@@ -397,7 +397,7 @@ function sentencesOf(prices, choice, plan) {
       `The deadline of ${shown.deadline(plan.deadline)} s is the tightest that leaves nobody out and lets the fastest ` +
         "device train everything.",
     );
-  else if (plan.least_deadline === null) said.push("No deadline keeps every device in.");
+  else if (plan.least_deadline === null) said.push("No deadline keeps every device in: some lack memory or budget.");
   else said.push(`The smallest deadline that keeps every device in is ${shown.deadline(plan.least_deadline)} s.`);
   const bought = ({ devices, name, trains_from: layer, psi }) =>
     `${shown.count(devices)} of ${name} ${devices === 1 ? "trains" : "train"} from ${layer} on` +
