@@ -5,7 +5,7 @@ PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-ch
 # One thread per device, parallel over devices: threads that share two cores only wait for each other.
 export OMP_NUM_THREADS = 1
 
-.PHONY: help install dev demo demo-flower test test-slow test-browser test-network test-flower check format bench bench-smoke bench-truncation reproduce clean
+.PHONY: help install dev demo demo-flower test test-slow test-browser test-network test-flower vendor check format bench bench-smoke bench-truncation reproduce clean
 
 QUICK = --quick
 
@@ -26,9 +26,10 @@ dev: $(VENV)/.dev ## The same with the tools for development
 
 demo: $(VENV)/.run ## Compare FedPMT, FedAvg and FedDrop on five unequal levels; writes demo/report.html
 	@rm -rf demo
-	$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --out demo/iid
-	$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --partition classes:2 --out demo/classes-2
-	$(VENV)/bin/fedpmt report demo/iid demo/classes-2 --out demo/report.html
+	@$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --out demo/iid
+	@echo
+	@$(VENV)/bin/fedpmt compare fedpmt fedavg feddrop --rounds 100 --eval-every 2 --partition classes:2 --out demo/classes-2
+	@$(VENV)/bin/fedpmt report demo/iid demo/classes-2 --out demo/report.html
 	@echo "open demo/report.html in a browser"
 
 $(VENV)/.flower: $(VENV)/.run
@@ -49,7 +50,7 @@ test: $(VENV)/.dev ## Run the tests
 test-slow: $(VENV)/.dev ## Run the tests that take minutes
 	$(VENV)/bin/python -m pytest -q -m slow
 
-test-browser: $(VENV)/.dev ## Open the report page in headless Chromium
+test-browser: $(VENV)/.dev ## Open the pages in headless Chromium (Debian: chromium, chromium-driver; npm for axe-core)
 	$(VENV)/bin/python -m pytest -q -m browser
 
 test-network: $(VENV)/.dev ## Fetch the real data sets and load them
@@ -57,6 +58,9 @@ test-network: $(VENV)/.dev ## Fetch the real data sets and load them
 
 test-flower: $(VENV)/.dev ## Run on Flower: Ray, and SuperLink and SuperNodes as real processes
 	$(VENV)/bin/python -m pytest -q -m flower
+
+vendor: $(VENV)/.dev ## Fetch the scripts that come from npm again and check them
+	$(VENV)/bin/python tools/vendor.py
 
 check: $(VENV)/.dev ## Lint, format, types and import directions
 	$(VENV)/bin/ruff check .

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,6 +70,10 @@ Layers: TypeAlias = Sequence[str | Sequence[str]]
 """Layers in the order of the forward pass, by the paths of their modules; or one text with commas between them."""
 
 
+Named: TypeAlias = "str | Method[Any, Any] | type[Method[Any, Any]]"
+"""A method by its name, as a value, or as a class, which stands for its defaults."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A run that has been checked and can be started: what it is, and how to get at its data."""
@@ -83,7 +87,7 @@ Watch = Callable[[Request, Path], AbstractContextManager[tuple[Callable[[], None
 
 
 def run(
-    method: str | Method[Any, Any] = "fedpmt",
+    method: Named = "fedpmt",
     *,
     model: nn.Module | str | None = None,
     train: Source | None = None,
@@ -110,7 +114,8 @@ def run(
     Without `model` a paper task is run (`task=`, `data=`). All settings of the command line are keywords.
 
     Args:
-        method: A method's name, or a value such as `fedpmt.FedPMT(server=fedpmt.Momentum(0.9, lr=0.3))`.
+        method: A method's name, or a value such as `fedpmt.FedPMT(server=fedpmt.Momentum(0.9, lr=0.3))`; a class stands
+            for its defaults.
         model: Any `nn.Module`; its own weights are where training starts. Or the name of a function that returns it,
             as `package.module:function`, which is called with torch's generator set to the run's seed.
         train: The samples of all devices, which `partition=` splits: (inputs, targets), where inputs may be a dict of
@@ -139,7 +144,7 @@ def run(
         metrics: More of them by name, recorded as `scores`; or a list of names.
         maximize: Whether a higher score is better, e.g. for `target`; default: yes, but for names like "mse".
         out: The folder of the records; default: a temporary folder, which is removed together with the returned value.
-        resume: Whether to continue the run in that folder. More `rounds` than it was begun with extend it.
+        resume: Whether to continue the run in that folder, if there is one; more `rounds` than it has extend it.
         on_round: A function, or several, called with the record of each round, which has the run's `folder` and the
             `weights`, too (`fedpmt.RoundEnd`). It may raise `fedpmt.Stop` to end the run after this round.
         progress: Whether to show progress; default: on a terminal and in a notebook.
@@ -184,9 +189,9 @@ def run(
 
 
 def compare(
-    methods: Sequence[str | Method[Any, Any]],
+    methods: Named | Iterable[Named],
     *,
-    seeds: Sequence[int] = (0,),
+    seeds: Iterable[int] = (0,),
     model: nn.Module | str | None = None,
     train: Source | None = None,
     test: Source | None = None,
@@ -214,7 +219,7 @@ def compare(
     All runs are checked before the first one starts. Arguments are those of `run`; each run's folder lies in `out`.
 
     Args:
-        methods: Names, values, or names with options such as "fedprox:mu=0.1".
+        methods: Names, values, or names with options such as "fedprox:mu=0.1"; or one of them.
         seeds: Each method is run once with each of them.
         watch: Called with each request and its folder; the context it gives lasts as long as the run, and yields
             two functions: one to call when the run really starts, and one for the record of each round. It takes the
@@ -275,9 +280,11 @@ def _watched(request: Request, progress: bool | None) -> Iterator[tuple[None, On
 
 
 def _callbacks(given: OnRound | Sequence[OnRound] | None) -> Sequence[OnRound]:
-    if given is None:
-        return ()
-    return given if isinstance(given, Sequence) else [given]
+    listed = [] if given is None else list(given) if isinstance(given, Sequence) else [given]
+    wrong = next((one for one in listed if not callable(one)), None)
+    if wrong is not None:
+        raise SettingError(f"on_round must be a function, or a list of functions (got {wrong!r})")
+    return listed
 
 
 def with_kept_rounds(
@@ -292,13 +299,14 @@ def with_kept_rounds(
 
 
 def compare_requests(
-    methods: Sequence[str | Method[Any, Any]],
-    seeds: Sequence[int],
+    methods: Named | Iterable[Named],
+    seeds: Iterable[int],
     settings: Mapping[str, Any],
     own: Own | None = None,
     sweep: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[tuple[str, Request]]:
     """Check all runs of a comparison; each with the name of its folder."""
+    methods, seeds = _listed(methods), _seeds(seeds)
     variants = [split_variant(one) if isinstance(one, str) else (name_of(one), {}) for one in methods]
     names = [name for name, _ in variants]
     # What one method needs is held out for all: their devices hold the same data.
@@ -350,6 +358,35 @@ def _split_change(change: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     return settings, {key: value for key, value in change.items() if names[key] not in settings}
 
 
+def _value(method: Named) -> str | Method[Any, Any]:
+    """The name of a method, or its value."""
+    from fedpmt.methods.base import Method
+
+    found = method() if isinstance(method, type) and issubclass(method, Method) else method
+    if not isinstance(found, str | Method):
+        raise SettingError(f"method must be a name or a value such as fedpmt.FedPMT() (got {method!r})")
+    return found
+
+
+def _listed(methods: Named | Iterable[Named]) -> list[str | Method[Any, Any]]:
+    """The methods of a comparison; one alone need not be in a list."""
+    alone = isinstance(methods, str | type) or not isinstance(methods, Iterable)
+    several: Iterable[Any] = [methods] if alone else methods  # type: ignore[assignment]
+    found = [_value(one) for one in several]
+    if not found:
+        raise SettingError("methods must name at least one method (got none)")
+    return found
+
+
+def _seeds(seeds: Iterable[int]) -> list[int]:
+    if not isinstance(seeds, Iterable) or isinstance(seeds, str):
+        raise SettingError(f"seeds must be a list, e.g. [0, 1, 2] or range(3) (got {seeds!r})")
+    found = list(seeds)
+    if not found or len(set(found)) < len(found):
+        raise SettingError(f"seeds must name at least one seed, and none twice (got {found})")
+    return found
+
+
 def _has_plan(name: str) -> bool:
     return any(field.name == "plan" for field in dataclasses.fields(method_class(name)))  # type: ignore[arg-type]
 
@@ -384,11 +421,9 @@ class Own:
         return None if self.train is None else read_dataset(self.train, self.test, reader)
 
 
-def make_request(
-    method: str | Method[Any, Any], settings: Mapping[str, Any], own: Own | None = None
-) -> Request:
+def make_request(method: Named, settings: Mapping[str, Any], own: Own | None = None) -> Request:
     """Resolve and check everything that can be known before torch or data is loaded, then look at a user's model."""
-    own = own or Own()
+    method, own = _value(method), own or Own()
     if FINGERPRINT in settings:
         raise unknown_setting(FINGERPRINT)
     check_privacy(settings)

@@ -153,7 +153,11 @@ class Pace:
         seconds = self._seconds
         if seconds is None:
             return ""
-        speed = f"{1 / seconds:.3g} rounds/s" if seconds < 1 else f"{seconds:.3g} s a round"
+        speed = (
+            f"{1 / seconds:.{0 if seconds < 0.1 else 1}f} rounds/s"
+            if seconds < 1
+            else f"{seconds:.3g} s a round"
+        )
         return _join(speed, self.left if self._last[0] < self._rounds else "")
 
     @property

@@ -17,7 +17,7 @@ import json
 import math
 import os
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,7 +28,7 @@ from fedpmt.resources import ROUNDING
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 CONFIG, ROUNDS, RESULT, SESSION = "config.json", "rounds.jsonl", "result.json", "session.json"
 CHECKPOINT, MODEL_FILE, DEVICES = "checkpoint.safetensors", "model.safetensors", "devices"
@@ -129,7 +129,9 @@ class DeviceRecord(Record):
     budget: float | None = None  # how much of it there was
     started: float | None = None  # on a clock of events: when, in virtual seconds
     version: int | None = None  # of the model that it started from: the server steps before
+    turn: int = 0  # which draw of devices from that version it was in
     staleness: int | None = None  # server steps between that version and the one it was folded into
+    digest: str = ""  # of a real device's reply, by which a replay is compared
 
     @property
     def over_budget(self) -> bool:
@@ -297,11 +299,20 @@ class RunRecord(Record):
         return self.result or next((step for step in reversed(self.rounds) if step.score is not None), None)
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the system name this file: that of a full disk names none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def write_atomically(path: Path, *parts: bytes) -> None:
     """Replace a file in one step: a reader sees the old content or the new, never a mixture of both."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             file.writelines(parts)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
@@ -315,6 +326,18 @@ def remove_leftovers(folder: Path) -> None:
     for name in (CHECKPOINT, MODEL_FILE, RESULT, SESSION):
         for leftover in folder.glob(f".{name}.*"):
             leftover.unlink(missing_ok=True)
+
+
+def find_runs(places: Iterable[Path]) -> list[Path]:
+    """The run folders among these folders and below them, each once; none where there is none yet."""
+    found: dict[Path, None] = {}
+    for place in places:
+        for folder, inner, files in os.walk(place):
+            inner.sort()
+            if CONFIG in files:
+                found[Path(folder)] = None
+                inner.clear()  # a run holds no other, but may hold a file for each device
+    return list(found)
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
@@ -336,7 +359,11 @@ def read_rounds(path: Path) -> tuple[RoundRecord, ...]:
     """The whole lines of a round file; a last line cut off by a kill does not count."""
     if not path.exists():
         return ()
-    lines = path.read_bytes().split(b"\n")[:-1]
+    return parse_rounds(path, path.read_bytes().split(b"\n")[:-1])
+
+
+def parse_rounds(path: Path, lines: Iterable[bytes]) -> tuple[RoundRecord, ...]:
+    """Whole lines of a round file as records."""
     try:
         return tuple(RoundRecord.model_validate_json(line) for line in lines)
     except ValidationError as error:

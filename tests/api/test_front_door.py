@@ -17,7 +17,7 @@ from torch import nn
 
 import fedpmt
 import fedpmt.methods
-from fedpmt import api
+from fedpmt import api, records
 from fedpmt.cli.main import program
 from fedpmt.methods.registry import METHODS, fields, method_class
 from fedpmt.settings import RunSettings, Settings
@@ -290,3 +290,64 @@ def test_what_fails_leaves_nothing_and_what_is_interrupted_can_be_continued(scra
     )
     assert rest == [3]
     assert resumed.rounds == fedpmt.run(**RETURNED).rounds
+
+
+def test_a_class_stands_for_its_defaults_and_one_method_needs_no_list(tmp_path: Path) -> None:
+    """As people write it first."""
+    by_class, by_name = fedpmt.run(fedpmt.FedPMT, **TINY), fedpmt.run("fedpmt", **TINY)
+    assert by_class.result is not None
+    assert by_name.result is not None
+    assert by_class.result.weights_sha256 == by_name.result.weights_sha256
+    for methods in ("fedpmt", fedpmt.FedPMT, fedpmt.FedPMT(), (one for one in ["fedpmt"])):
+        requests = api.compare_requests(methods, [0], TINY)
+        assert [(name, request.method) for name, request in requests] == [
+            ("fedpmt-seed0", api.make_request("fedpmt", TINY).method)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: fedpmt.compare("fedpmt", seeds=3, **TINY), "seeds must be a list, e.g. .* (got 3)"),
+        (lambda: fedpmt.compare("fedpmt", seeds=[], **TINY), "at least one seed"),
+        (lambda: fedpmt.compare("fedpmt", seeds=[1, 1], **TINY), "none twice"),
+        (lambda: fedpmt.compare([], **TINY), "at least one method"),
+        (lambda: fedpmt.run(3, **TINY), "method must be a name or a value such as fedpmt.FedPMT() (got 3)"),
+        (lambda: fedpmt.run(nn.Linear, **TINY), "method must be a name or a value"),
+        (lambda: fedpmt.run(on_round=3, **TINY), "on_round must be a function"),
+        (lambda: fedpmt.run(digest="x", **TINY), "setting = 'digest' is unknown"),
+        (lambda: fedpmt.run(dp_noise=1.0, **TINY), "dp-noise = 1.0 does nothing without dp-clip"),
+        (lambda: fedpmt.run(dp_delta=1e-6, **TINY), "dp-delta = 1e-06 does nothing without dp-clip"),
+    ],
+)
+def test_what_python_refuses_in_one_line(call: Any, words: str) -> None:
+    """No TypeError from somewhere inside."""
+    pattern = words.replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(SettingError, match=pattern) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_lists_are_settings_too_and_a_path_is_text(tmp_path: Path) -> None:
+    """Levels as a list; the folder of a run as a text, in both of its readers."""
+    run = fedpmt.run("fedavg", levels=[0.5, "3/4", 1], out=str(tmp_path / "run"), **TINY)
+    assert run.settings["levels"] == "0.5,3/4,1"
+    assert fedpmt.read_run(str(tmp_path / "run")).settings == run.settings
+    assert records.read_run(str(tmp_path / "run")).settings == run.settings
+
+
+def test_a_bare_linear_layer_is_a_model(caplog: pytest.LogCaptureFixture) -> None:
+    """It has one layer only, which is said."""
+    data = np.random.default_rng(0).random((60, 4), np.float32), np.arange(60) % 3
+    run = fedpmt.run("fedpmt", model=nn.Linear(4, 3), train=data, test=data, **TINY)
+    assert run.result is not None
+    assert "only one layer was found in Linear" in caplog.text
+
+
+def test_epsilon_is_part_of_what_a_run_shows() -> None:
+    """And of its result; without privacy there is none."""
+    run = fedpmt.run("fedavg", dp_clip=1.0, dp_noise=20.0, **TINY)
+    assert run.result is not None
+    assert run.result.epsilon == run.rounds[-1].metrics["epsilon"]
+    assert f"epsilon {run.result.epsilon:.3g} at delta 1e-05" in repr(run)
+    assert "epsilon" in run._repr_html_()

@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {"devices": 5, "samples": 6, "cohort": 5, "batch": 3, "r
 
 
 @pytest.fixture
-def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_files: None) -> Path:
     """A data folder with a CIFAR-10 of 20 images in each file, and nothing else."""
     rng, folder = np.random.default_rng(0), tmp_path / "data"
     folder.mkdir()

@@ -470,9 +470,8 @@ def test_one_method(name: str) -> None:
     text = call("methods", name).out
     known = call("methods", name, "--json").json
     for option, told in known["options"].items():
-        assert re.search(
-            rf"^{option} +{re.escape(type_value(told['default'] or 'none'))} ", text, re.MULTILINE
-        ) or (told["default"] is False)
+        default = "none" if told["default"] is None else type_value(told["default"])
+        assert re.search(rf"^{option} +{re.escape(default)} ", text, re.MULTILINE)
     assert known["about"].split()[0] in text
     assert re.search(r"et al\.| and ", known["paper"])
     assert '"' in known["paper"]

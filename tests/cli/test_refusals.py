@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 from pathlib import Path
 
 import pytest
-from command_line import TINY, call, refused, tree
+from command_line import TINY, call, python, refused, tree
+
+import fedpmt
+from fedpmt.cli.main import program
+from fedpmt.records import read_run
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +49,12 @@ SETTINGS = {
     "deadline-nan": ("--deadline nan", "deadline = 'nan'"),
     "deadline-inf": ("--deadline inf", "deadline = 'inf'", "finite"),
     "deadline-zero": ("--deadline 0", "deadline = '0'", "greater than 0"),
+    "deadline-nobody": ("--deadline 0.001", "deadline must be >= 4.3", "with fedpmt (got 0.001)"),
+    "deadline-predicted": ("--deadline 0.001 --dry-run", "deadline must be >= 4.3"),
+    "noise-alone": ("--dp-noise 1", "dp-noise = 1 does nothing without dp-clip"),
+    "delta-alone": ("--dp-delta 1e-6", "dp-delta = 1e-6 does nothing without dp-clip"),
+    "resume-nothing": ("--resume", "out = 'runs/new' holds no run to continue"),
+    "control": ("--method fed\x1b[31mpmt", "method = 'fed\\x1b[31mpmt'"),
     "full-seconds-inf": ("--full-seconds inf", "full-seconds = 'inf'", "finite"),
     "budget-nan": ("--time-budget nan", "time-budget = 'nan'"),
     "target": ("--target 1.5", "target must be > 0 and <= 1 for an accuracy (got 1.5)"),
@@ -131,6 +142,12 @@ def test_a_wrong_setting_of_run(case: str, elsewhere: Path) -> None:
         ("compare fedpmt fedavg --seeds ² --out new", ("seeds = '²'",)),
         ("compare fedpmt fedavg --seeds 2-1 --out new", ("seeds = '2-1'",)),
         ("compare fedpmt fedavg --seeds 1,1 --out new", ("seeds = '1,1'",)),
+        ("compare fedpmt fedavg --seeds 0-1000000000 --out new", ("seeds = '0-1000000000'", "at most 1000")),
+        ("compare fedpmt fedavg --seeds 0-" + "9" * 5000, ("seeds = '0-999",)),
+        ("compare fedpmt fedavg --resume --out new", ("out = 'new' holds no run to continue",)),
+        ("run --resume", ("'runs' holds no run of these settings to continue",)),
+        ("deploy --resume", ("out = 'deployment' holds no deployment to continue",)),
+        ("deploy --dp-noise 1", ("dp-noise = 1 does nothing without dp-clip",)),
         ("compare fedpmt feddrop --set feddrop.nope=1 --out new", ("nope",)),
         ("cost --task nope", ("task = 'nope'", "cnn-mnist")),
         ("cost --mode nope", ("mode = 'nope'", "'exact' or 'paper'")),
@@ -181,6 +198,13 @@ def test_a_wrong_command_line(command: str, words: tuple[str, ...], elsewhere: P
         ("fleet = 3\n", ("fleet",)),
         ("lr = nan\n", ("lr",)),
         ("\x00\n", ("cannot be read",)),
+        ('digest = "x"\n', ("'digest' is unknown",)),
+        ("[fedprox]\nmu = 1\n", ("[fedprox] is no setting", "[options.fedprox]")),
+        ("set = [1]\n", ("set is a table",)),
+        ('set = ["keep"]\n', ("set = 'keep'", "METHOD.KEY=VALUE")),
+        ("levels = [[1]]\n", ("levels",)),
+        ("seeds = [0, 1]\n", ("seeds is for `fedpmt compare`",)),
+        ("out = 3\n", ("out must be the path of a folder (got 3)",)),
     ],
 )
 def test_a_wrong_config_file(content: str, words: tuple[str, ...], tmp_path: Path) -> None:
@@ -224,6 +248,11 @@ def test_a_config_file_that_cannot_be_read(tmp_path: Path) -> None:
         ("speed,availability\n1,1.5\n", ("availability", "at most 1")),
         ("speed\n", ("lists no device",)),
         ("", ("lists no device",)),
+        ("name;speed\nphone;0,5\n", ("';' between its columns", "commas")),
+        ("name\tspeed\nphone\t1\n", ("tabs between its columns", "commas")),
+        ("name,speed\nphone,0,5\n", ("line 2", "'5' stands in no column (decimals have a point: 0.5)")),
+        ('speed\n"0,5"\n', ("line 2", "speed = '0,5'", "(decimals have a point: 0.5)")),
+        ("name,speed\n\x1b[31mphone,1\n", ("line 2", "name must not hold control characters", "\\x1b[31m")),
     ],
 )
 @pytest.mark.parametrize("command", [("run", "--out", "new"), ("plan",)])
@@ -287,6 +316,7 @@ MNIST = (
 )
 
 
+@pytest.mark.usefixtures("small_files")
 def test_whole_data_files_are_taken(tmp_path: Path) -> None:
     """The files that the next tests damage are fit for a run as they are."""
     write_mnist(tmp_path / "mnist")
@@ -294,6 +324,7 @@ def test_whole_data_files_are_taken(tmp_path: Path) -> None:
     assert called.code == 0, called.err
 
 
+@pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize(
     "name", ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-labels-idx1-ubyte"]
 )
@@ -315,6 +346,139 @@ def test_a_damaged_data_file(name: str, damage: str, tmp_path: Path) -> None:
     assert name in line
     assert ("lacks" if damage == "missing" else "damaged") in line
     assert not Path("new").exists()
+
+
+def test_a_set_that_is_listed_as_damaged(tmp_path: Path) -> None:
+    """Files that could be read, but not those of the data set: `data list` and `run` agree on them."""
+    write_mnist(tmp_path / "mnist")
+    states = {
+        one["name"]: one["state"] for one in call("data", "list", "--data-dir", tmp_path, "--json").json
+    }
+    assert states["mnist"] == "damaged"
+    line = refused(*MNIST, "--data-dir", tmp_path, "--out", "new")
+    assert "train-images-idx3-ubyte is damaged: it holds 31376 bytes, not 47040016" in line
+    assert not Path("new").exists()
+
+
+def test_what_a_config_file_may_hold(tmp_path: Path) -> None:
+    """A byte-order mark, lists, the folder, seeds, and options in any form, for one method or for several."""
+    file = tmp_path / "all.toml"
+    file.write_text(
+        'levels = [0.25, "1/2", 1]\nout = "both"\nseeds = [1, 3]\nset = ["fedprox.mu=0.5"]\n'
+        "devices = 6\nsamples = 10\ncohort = 3\nrounds = 1\n[options.feddrop]\nkeep = 0.5\n",
+        encoding="utf-8-sig",
+    )
+    assert call("compare", "fedprox", "feddrop", "--config", file).code == 0
+    names = [f"{method}-seed{seed}" for method in ("feddrop", "fedprox") for seed in (1, 3)]
+    assert sorted(path.name for path in Path("both").iterdir()) == names
+    runs = {name: read_run(Path("both") / name).settings for name in names}
+    assert runs["fedprox-seed3"]["options"]["mu"] == 0.5
+    assert runs["feddrop-seed1"]["options"]["keep"] == 0.5
+    assert {settings["levels"] for settings in runs.values()} == {"0.25,1/2,1"}
+    file.write_text(file.read_text(encoding="utf-8-sig").replace("seeds", "#"))
+    assert call("run", "--method", "fedprox", "--config", file, "--out", "typed").code == 0
+    assert not Path("both", "config.json").exists()
+    assert read_run("typed").settings["options"]["mu"] == 0.5
+    assert call("plan", "--config", file).code == 0
+
+
+def test_a_file_s_seed_is_compared(tmp_path: Path) -> None:
+    """Where there are no seeds."""
+    (tmp_path / "seed.toml").write_text("seed = 4\nrounds = 1\n")
+    called = call("compare", "fedavg", "--config", tmp_path / "seed.toml", *TINY, "--out", "new", "--json")
+    assert [run["seed"] for run in called.json["runs"]] == [4]
+
+
+# what is said
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            "--budget memory=1B",
+            "budget = 'memory=1B' is exceeded on all devices: the least that they can be given",
+        ),
+        ("--budget operations=0.1", "is exceeded on all devices"),
+        ("--availability 1e-9", "no reply has counted in 2 rounds"),
+        ("--failure 0.999999999", "no reply has counted in 2 rounds"),
+    ],
+)
+def test_a_run_that_is_not_what_one_wanted_says_so(flags: str, words: str) -> None:
+    """It may still be wanted, to compare."""
+    called = call("run", *TINY, *flags.split(), "--out", "new")
+    assert called.code == 0, called.err
+    assert words in called.err
+
+
+def test_a_usual_run_has_no_such_warnings() -> None:
+    """Nothing is exceeded, and replies count."""
+    called = call("run", *TINY, "--budget", "operations=0.5", "--failure", "0.1", "--out", "new")
+    assert called.code == 0, called.err
+    assert "exceeded" not in called.err
+    assert "no reply" not in called.err
+
+
+def test_epsilon_is_shown_wherever_a_result_is() -> None:
+    """It was in the records of rounds alone."""
+    private = ("--dp-clip", "1", "--dp-noise", "20", "--method", "fedavg")
+    shown = call("run", *TINY, *private, "--out", "one")
+    epsilon = fedpmt.read_run("one").rounds[-1].metrics["epsilon"]
+    assert f"{epsilon:.4f}"[:4] in shown.out
+    assert call("run", "--resume", "--out", "one", "--json").json["epsilon"] == epsilon
+    compared = call("compare", "fedavg", *TINY, *private[:4], "--out", "two", "--json").json
+    assert [run["epsilon"] for run in compared["runs"]] == [epsilon]
+    assert call("run", *TINY, "--out", "three", "--json").json["epsilon"] is None
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_output_in_another_encoding(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Letters that it lacks are question marks."""
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding=encoding, write_through=True)
+    monkeypatch.setattr("sys.stdout", stream)
+    assert program(["methods"]) == 0
+    shown = written.getvalue().decode(encoding)
+    assert "fedpmt" in shown
+    assert "?" in shown
+
+
+def test_an_interrupted_comparison_says_how_to_continue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the folder of all runs, not of the one that was interrupted."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedpmt.simulation.runner.Journal.add", interrupt)
+        called = call("compare", "fedavg", "fedpmt", *TINY, "--out", "both")
+    assert called.code == 130
+    advice = called.err.partition("continue with ")[2]
+    assert advice.splitlines()[0] == "--resume --out both"
+    again = call("compare", "fedavg", "fedpmt", *TINY, "--resume", "--out", "both")
+    assert again.code == 0, again.err
+
+
+def test_names_are_shown_as_they_are() -> None:
+    """Brackets are no markup, and no name commands the terminal."""
+    called = call("run", *TINY, "--dry-run", "--data-dir", "[/x] \x1b[31m")
+    assert called.code == 0, called.err
+    assert "[/x] \\x1b[31m" in called.out
+    assert "\x1b" not in called.out + called.err
+
+
+@pytest.mark.parametrize(("limit", "file"), [(4_000, "rounds.jsonl"), (100_000, "checkpoint.safetensors")])
+def test_a_full_disk_is_named(limit: int, file: str, tmp_path: Path) -> None:
+    """Files that may not grow are like a disk that is full."""
+    code = (
+        "import resource, sys; from fedpmt.cli.main import program; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY)); "
+        "sys.exit(program(sys.argv[2:]))"
+    )
+    ended = python(code, limit, "run", *TINY, "--rounds", "5", "--out", tmp_path / "run")
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.splitlines()[-1].endswith(f"File too large: '{tmp_path / 'run' / file}'")
 
 
 # the output folder

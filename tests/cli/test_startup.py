@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,7 +44,8 @@ program(sys.argv[2:])
     [
         ("--help",),
         ("run", "--help"),
-        ("methods",),
+        ("methods", "fedpmt"),
+        ("init", "-"),
         ("run", "--method", "nope"),
     ],
 )
@@ -54,12 +56,27 @@ def test_no_torch_where_none_is_needed(arguments: tuple[str, ...]) -> None:
     assert ended.returncode == (2 if arguments[-1] == "nope" else 0), ended.stderr
 
 
-def test_a_run_does_without_the_compiler_of_torch(tmp_path: Path) -> None:
-    """It takes two seconds to load, more than all of the rest of torch."""
-    ended = python(
-        WITHOUT, "torch._dynamo,sympy,matplotlib", "run", *TINY, "--rounds", "1", "--out", tmp_path / "run"
-    )
+def processor_seconds() -> float:
+    """Of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_help_takes_little_processor_time() -> None:
+    """Real time says nothing on a machine that does other work, too."""
+    before = processor_seconds()
+    ended = python("from fedpmt.cli import main; main(['--help'])")
     assert ended.returncode == 0, ended.stderr
+    assert processor_seconds() - before < 0.5
+
+
+def test_a_run_is_on_disk_soon_and_does_without_the_compiler_of_torch(tmp_path: Path) -> None:
+    """The compiler takes two seconds to load, more than all of the rest of torch."""
+    before, out = processor_seconds(), tmp_path / "run"
+    ended = python(WITHOUT, "torch._dynamo,sympy,matplotlib", "run", "--rounds", "1", "--out", out)
+    assert ended.returncode == 0, ended.stderr
+    assert (out / "result.json").exists()
+    assert processor_seconds() - before < 3.5
 
 
 def test_the_folder_is_written_before_torch_is_loaded(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
-from command_line import READ_ONCE, TINY, Called, call, program, refused
+from command_line import READ_ONCE, TINY, Called, call, refused
 from report_samples import run as sample_run
 from report_samples import step
 
@@ -22,7 +22,7 @@ from fedpmt import api, records
 from fedpmt.cli import show
 from fedpmt.cli.deploy import _tables
 from fedpmt.cli.init import settings_file
-from fedpmt.cli.main import COMMANDS
+from fedpmt.cli.main import COMMANDS, program
 from fedpmt.cli.results import TITLES
 from fedpmt.cli.runs import parse_sweep
 from fedpmt.progress import Pace
@@ -36,32 +36,12 @@ WIDTHS = (40, 80, 120, 200)
 WIDE = 400
 LEVELS = ("--levels", "1/4,1/3,1/2,1", "--assign", "level", "--devices", "8", "--cohort", "8")
 COMPARE = (
-    "compare",
-    "fedpmt",
-    "fedavg",
-    "fedprox:mu=0.1",
-    *TINY,
-    *LEVELS,
-    "--budget",
-    "time",
-    "--seeds",
-    "0-1",
+    *("compare", "fedpmt", "fedavg", "fedprox:mu=0.1", *TINY, *LEVELS, "--budget", "time"),
+    *("--seeds", "0-1", "--held-out", "0.2", "--out", "three", "--resume"),
 )
-COMPARE += ("--held-out", "0.2", "--out", "three", "--resume")
 RUN = (
-    "run",
-    *TINY,
-    "--devices",
-    "15",
-    "--dp-clip",
-    "1",
-    "--fleet",
-    "fleet.csv",
-    "--deadline",
-    "500",
-    "--out",
-    "one",
-    "--resume",
+    *("run", *TINY, "--devices", "15", "--dp-clip", "1", "--fleet", "fleet.csv"),
+    *("--deadline", "500", "--out", "one", "--resume"),
 )
 FLEET = "name,speed,count,uplink_mbps,memory_mib,watts_computing,watts_sending,watts_idle\n" + "".join(
     f"a-board-with-a-long-name-{number},1/{number},5,10,800,4,2,1\n" for number in range(1, 4)
@@ -384,11 +364,11 @@ def test_time_left_leaves_start_up_out() -> None:
     resumed = Pace(100, iter([0.0, 0.1]).__next__)
     resumed.see(50)
     resumed.see(51)
-    assert resumed.words == "10 rounds/s, 5 s left"
+    assert resumed.words == "10.0 rounds/s, 5 s left"
     over = Pace(2, iter([0.0, 0.5]).__next__)
     over.see(1)
     over.see(2)
-    assert over.words == "2 rounds/s"
+    assert over.words == "2.0 rounds/s"
 
 
 def test_the_bar_shows_score_rounds_speed_and_time_left() -> None:
@@ -402,8 +382,8 @@ def test_the_bar_shows_score_rounds_speed_and_time_left() -> None:
         with progress._bar("fedpmt, seed 0", 9, console) as on_record:
             for number in (1, 2):
                 on_record(step(number, 0.5))
-        plain = re.sub(r"\x1b\[[?\w]*[A-Za-z]", "", file.getvalue())
-        line = next(line for line in re.split(r"[\r\n]", plain) if "2/9" in line)
+        plain = re.sub(r"\x1b\[\??\d*[A-Za-z]", "", file.getvalue())
+        line = [line for line in re.split(r"[\r\n]", plain) if "2/9" in line][-1]
         assert all(word in line for word in words)
         assert len(line.rstrip()) <= width
 
@@ -417,3 +397,23 @@ def test_a_sparkline_has_one_bar_per_score_or_fewer() -> None:
 def test_lines_are_shown_where_there_is_no_terminal(tmp_path: Path) -> None:
     called: Called = call("run", *TINY, "--rounds", "3", "--out", tmp_path / "run")
     assert re.search(r"round 3/3, accuracy \d+\.\d%, [\d.]+ (rounds/s|s a round)$", called.err, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_readme_shows_what_the_demo_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Word for word but for the digits: another processor moves accuracies by a few tenths."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    root = Path(__file__).parents[2]
+    commands = re.findall(r"bin/fedpmt (compare .*)", (root / "Makefile").read_text())
+    shown = re.search(
+        r"<!-- from: make demo -->\n```\n(.*?)\n```", (root / "README.md").read_text(), re.DOTALL
+    )
+    assert shown is not None
+    printed = "\n".join(call(*command.split()).out for command in commands)
+
+    def words(text: str) -> list[str]:
+        return re.sub(r"[\d.]+", "0", re.sub(r"-{3,}", "", text)).split()
+
+    assert words(printed) == words(shown[1])
+    assert max(map(len, shown[1].splitlines())) <= 80

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -334,9 +335,10 @@ def test_initial_weights_depend_on_the_generator_alone() -> None:
 
 
 class Reshaping(nn.Module):
-    def __init__(self, *, by_view: bool) -> None:
+    def __init__(self, *, by_view: bool = False, groups: int = 3) -> None:
         super().__init__()
-        self.conv, self.out, self.by_view = nn.Conv2d(3, 8, 3), nn.Linear(8 * 36, 2), by_view
+        self.conv, self.out = nn.Conv2d(3, 6, 3, groups=groups), nn.Linear(6 * 36, 2)
+        self.by_view = by_view
 
     def forward(self, images: Tensor) -> Tensor:
         found = torch.relu(self.conv(images))
@@ -346,9 +348,9 @@ class Reshaping(nn.Module):
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda: Reshaping(by_view=False), True),
-        (lambda: Reshaping(by_view=True), False),  # which fails on channels that are not apart
-        (lambda: nn.Sequential(Reshaping(by_view=False), nn.LayerNorm(2)), False),
+        (Reshaping, True),
+        (partial(Reshaping, by_view=True), False),  # which fails on channels that are not apart
+        (partial(Reshaping, groups=1), False),  # which gains nothing
     ],
 )
 def test_images_are_given_channels_last_where_the_net_takes_them(

@@ -112,8 +112,8 @@ def test_a_run_says_which_layers_nobody_trains(
 @pytest.mark.parametrize(
     ("method", "given", "reason"),
     [
-        ("fedpmt", {"deadline": 1.0}, r"^deadline must be >= 4.21, which .* \(got 1\)$"),
-        ("fedavg", {"deadline": 8.0}, r"^deadline must be >= 10, which fedavg takes on the fastest device"),
+        ("fedpmt", {"deadline": 1.0}, r"^deadline must be >= 4.21, .* \(got 1\)$"),
+        ("fedavg", {"deadline": 8.0}, r"^deadline must be >= 10, .* with fedavg"),
         ("fedpmt", {"deadline": 1.0, "budget": "time"}, r"^deadline must be >= 4.21"),
         ("fedpmt", {"fleet": [{"speed": 1, "count": 6, "memory_mib": 1}]}, "^memory_mib must be .*2.17 MiB"),
     ],

@@ -8,7 +8,7 @@ from report_samples import comparison, run
 from fedpmt.report import write_page
 from fedpmt.report.page import SECTIONS, page
 from fedpmt.types import SettingError
-from web_pages import Reader, read, shown_by_a_browser
+from web_pages import Reader, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,7 @@ ALWAYS = set(SECTIONS) - {"budget", "clients"}
 
 def check(text: str) -> Reader:
     """What holds for every report, whatever the runs."""
-    found = read(text, frozenset({"table.csv"}))
+    found = read(text, frozenset({"table.csv"}), scripts=2)
     assert set(found.ids) >= ALWAYS
     return found
 
@@ -35,8 +35,8 @@ def test_sixty_runs_are_six_lines() -> None:
     assert "Cost mode" in words
     assert "exact" in words
     assert "deadline 26.5 s" in words
-    # Two panels with three curves and two bar charts each, three methods at work, two tables of layers.
-    assert found.tags["figure"] == 2 * 3 + 3 + 2 + 2 * 2
+    # Two panels with three curves each, and three methods at work.
+    assert found.tags["figure"] == 2 * 3 + 3
     assert "not finished" not in words
 
 
@@ -91,6 +91,7 @@ def test_hostile_names_stay_text() -> None:
     text = page(runs, "table.csv", title=f"{evil}{quote}")
     found = check(text)
     assert found.tags["img"] == 0
+    assert found.tags["script"] == 2
     assert evil in " ".join(found.words)
     assert "\x00" not in text
 
@@ -115,10 +116,3 @@ def test_what_cannot_be_a_page_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="no run to report on"):
         write_page([], tmp_path / "page.html")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize(("depth", "dark"), [(1360, False), (1360, True), (500, False)])
-def test_a_browser_shows_it(tmp_path: Path, depth: int, dark: bool) -> None:
-    path, _ = write_page(comparison(rounds=20), tmp_path / "page.html")
-    shown_by_a_browser(path, ALWAYS, width=depth, dark=dark)

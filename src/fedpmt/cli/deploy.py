@@ -32,6 +32,15 @@ WriteOnly = Annotated[
         rich_help_panel="The run",
     ),
 ]
+ReplayFlag = Annotated[
+    bool,
+    typer.Option(
+        "--replay",
+        help="Play the recorded arrivals of a finished deployment with --clock events in the simulator, "
+        "and compare the weights.",
+        rich_help_panel="The run",
+    ),
+]
 UpdateLimit = Annotated[
     float | None,
     typer.Option(
@@ -69,6 +78,7 @@ def deploy(
     out: Out = None,
     resume: Resume = False,
     write_only: WriteOnly = False,
+    replay: ReplayFlag = False,
     update_limit: UpdateLimit = None,
     secagg: SecAgg = None,
     min_devices: MinDevices = None,
@@ -77,7 +87,8 @@ def deploy(
 ) -> None:
     """Train on Flower: a SuperLink and one SuperNode per device, started and stopped here.
 
-    `--deadline` is real seconds of a round here; a reply that is late, lost or refused is recorded as such.
+    `--deadline` is real seconds of a round here; a reply that is late, lost or refused is recorded as such. With
+    `--clock events` no device waits for another: the server steps after every `--buffer` replies.
 
     Examples:
       fedpmt deploy --samples 800 --lr 0.1 --rounds 6
@@ -86,11 +97,6 @@ def deploy(
     """
     from fedpmt.flower.deploy import SMALL, Places, deploy_here, split_settings, write
 
-    if given.get("model"):
-        raise SettingError(
-            f"model = '{given['model']}' cannot be deployed by this command: write a Flower app of your own "
-            "(docs/deploying.md)"
-        )
     out = out or Path("deployment")
     places = Places(out)
     if resume and not places.app.exists():
@@ -101,6 +107,15 @@ def deploy(
         "min_devices": min_devices,
         "secagg_range": secagg_range,
     }
+    if replay:
+        others = {**given, **typed, "resume": resume, "write_only": write_only}
+        _replay(places.run, others, as_json=as_json)
+        return
+    if given.get("model"):
+        raise SettingError(
+            f"model = '{given['model']}' cannot be deployed by this command: write a Flower app of your own "
+            "(docs/deploying.md)"
+        )
     given, own = split_settings(places, given, typed, resume=resume)
     settings = request_for({**SMALL, **given} if not resume else given, places.run, resume=resume).settings
     write(places, settings, own, resume=resume)
@@ -127,6 +142,33 @@ def deploy(
     _tables(finished)
 
 
+def _replay(folder: Path, typed: dict[str, Any], *, as_json: bool) -> None:
+    """Play a deployment once more in the simulator, and say that the weights are the same."""
+    from fedpmt.flower.deploy import replay_here
+
+    said = next((key for key, value in typed.items() if value), None)
+    if said is not None:
+        flag = said.replace("_", "-")
+        raise SettingError(
+            f"{flag} = {typed[said]} cannot be combined with --replay, which plays what is recorded"
+        )
+    replayed = replay_here(folder)
+    assert replayed.result is not None
+    if as_json:
+        print(json.dumps(replayed.result.as_json()))
+        return
+    arrivals = [one for step in replayed.rounds for one in step.devices if one.outcome == "arrived"]
+    late = [one for one in arrivals if one.staleness]
+    shown = {
+        "server steps": str(len(replayed.rounds)),
+        "replies": str(len(arrivals)),
+        "late replies": str(len(late)),
+        "weights_sha256": replayed.result.weights_sha256,
+    }
+    show.sentence("The replay has the weights of the deployment")
+    show.facts(shown)
+
+
 def _tables(finished: RunRecord) -> None:
     """The result, and what each device did for it."""
     result = finished.result
@@ -141,6 +183,9 @@ def _tables(finished: RunRecord) -> None:
         "weights_sha256": result.weights_sha256,
         "records": result.run,
     }
+    late = [one.staleness for step in finished.rounds for one in step.devices if one.staleness is not None]
+    if late:
+        shown["mean staleness"] = show.number(sum(late) / len(late), 2)
     show.sentence(f"{result.method} on {result.data}, {result.partition}")
     show.facts(shown)
     print()

@@ -14,6 +14,7 @@ import typer
 from pydantic_core import PydanticUndefined
 
 from fedpmt.data.registry import spellings
+from fedpmt.methods.registry import METHODS
 from fedpmt.models.nets import NETS, TASKS
 from fedpmt.settings import FINGERPRINT, Settings, read_toml, resolve
 from fedpmt.types import SettingError
@@ -147,9 +148,9 @@ def with_settings(
         def wrapped(**arguments: Any) -> None:
             typed = {name: arguments.pop(name) for name in names}
             given = {name: value for name, value in typed.items() if value not in (None, [], ())}
-            merged_settings = merged(arguments.pop("config"), given)
-            found = _take_arguments(merged_settings, of_file)
-            command(given=merged_settings, **{**found, **_without_none(arguments, found)})
+            given = merged(arguments.pop("config"), given, arguments.get("methods"))
+            found = _take_arguments(given, of_file)
+            command(given=given, **{**found, **_without_none(arguments, found)})
 
         own = [
             parameter
@@ -260,8 +261,6 @@ def _completions(name: str, metavar: str) -> Callable[[str], list[str]] | None:
 
 def complete_methods(incomplete: str) -> list[str]:
     """Offer the names of methods to a shell."""
-    from fedpmt.methods.registry import METHODS
-
     return _matching(list(METHODS), incomplete)
 
 
@@ -280,11 +279,17 @@ def _metavar(name: str, annotation: Any) -> str:
     return {int: "N", float: "X", Path: "PATH"}.get(kinds[0], "NAME")
 
 
-def merged(config: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's settings, then the flags."""
+def merged(
+    config: Path | None, flags: Mapping[str, Any], methods: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """The file's settings, then the flags; `methods` are those that are compared."""
     given = read_toml(config) if config else {}
-    # --set METHOD.KEY=VALUE says which method it is for; the file's options are for the method that runs.
-    options = {key: value for name in ("options", "set") for key, value in _table(given, name).items()}
+    # --set METHOD.KEY=VALUE says which method it is for; the file's options are for the method that runs, and a file
+    # for several methods may have a table for each.
+    running = methods or [str({**given, **flags}.get("method", Settings.model_fields["method"].default))]
+    others = set(METHODS) - {name.partition(":")[0] for name in running}
+    tables = {**_table(given, "options"), **_table(given, "set")}
+    options = {key: value for key, value in tables.items() if key.rpartition(".")[0] not in others}
     for key, value in given.items():
         if isinstance(value, dict):
             raise SettingError(f"[{key}] is no setting; a method's own settings stand in [options.{key}]")

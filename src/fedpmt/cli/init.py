@@ -20,7 +20,7 @@ HEAD = """\
 # settings, or there is none.
 """
 OPTIONS = """
-# The methods' own settings, which `fedpmt methods NAME` lists; a table for each.
+# The methods' own settings (`fedpmt methods NAME`), a table for each method.
 # [options.fedprox]
 # mu = 1.0
 """

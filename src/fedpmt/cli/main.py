@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
@@ -60,7 +60,7 @@ def _importing(frame: FrameType | None) -> bool:
 
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
-PLAIN = {
+PLAIN: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": None,
     "pretty_exceptions_enable": False,
@@ -71,6 +71,7 @@ COMMANDS = {
     "compare": ("fedpmt.cli.runs:compare", "Run several methods, or a sweep, on the same data and fleet."),
     "report": ("fedpmt.cli.report:report", "Write one web page with everything the runs show."),
     "runs": ("fedpmt.cli.report:list_runs", "List the runs in a folder."),
+    "watch": ("fedpmt.cli.watch:watch", "Serve the report of runs while they go on."),
     "cost": ("fedpmt.cli.prices:cost", "Price every depth of a net."),
     "plan": ("fedpmt.cli.prices:plan", "What each device can train by a deadline."),
     "profile": ("fedpmt.cli.prices:profile", "Measure this machine, as a row for the fleet CSV."),
@@ -165,7 +166,7 @@ def completion(
     """
     if shell not in SHELLS:
         raise SettingError.unknown("shell", shell, SHELLS)
-    from typer.completion import get_completion_script
+    from typer._completion_shared import get_completion_script
 
     print(get_completion_script(prog_name="fedpmt", complete_var=COMPLETE, shell=shell))
 
@@ -178,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def program(arguments: Sequence[str] | None = None) -> int:
     """Run `fedpmt` and return its exit code."""
     if COMPLETE in os.environ:
-        from typer.completion import completion_init
+        from typer._completion_classes import completion_init
 
         completion_init()
     return run_app(app, "fedpmt", arguments)

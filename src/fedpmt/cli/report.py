@@ -38,6 +38,8 @@ def report(
 ) -> None:
     """Write one web page with everything the runs show, and a tidy CSV.
 
+    The page is one file that needs no network: hover, hide, zoom, sort and filter in it.
+
     Examples:
       fedpmt report runs/* --open
       fedpmt report demo/iid demo/classes-2 --out demo/report.html --targets 0.8,0.9
@@ -47,6 +49,8 @@ def report(
     from fedpmt.report.page import write_page
 
     page, table = write_page(found, out, wanted, **({} if title is None else {"title": title}))
+    if show_page and not webbrowser.open(page.absolute().as_uri()):
+        show.say(f"no browser could be started; open {page} yourself")
     if as_json:
         rows = tables.time_to_target(found, wanted)
         print(
@@ -61,8 +65,6 @@ def report(
         )
         return
     show.say(f"{len(found)} runs: {page}, {table}")
-    if show_page and not webbrowser.open(page.absolute().as_uri()):
-        show.say(f"no browser could be started; open {page} yourself")
 
 
 def list_runs(
@@ -144,9 +146,7 @@ def _target(text: str) -> float:
 
 def run_folders(folder: Path) -> list[Path]:
     """The folder itself, or the run folders below it."""
-    if (folder / records.CONFIG).exists():
-        return [folder]
-    found = sorted(path.parent for path in folder.glob(f"**/{records.CONFIG}")) if folder.is_dir() else []
+    found = records.find_runs([folder])
     if not found:
         raise SettingError(f"run = '{folder}' is not a run folder, nor does it hold one")
     return found

@@ -17,6 +17,7 @@ from fedpmt.cli import show
 from fedpmt.cli.flags import complete_methods, with_settings
 from fedpmt.cli.predict import show_prediction
 from fedpmt.cli.results import comparison_json, result_of, show_comparison, show_run
+from fedpmt.cli.watch import Watch, watched_live
 from fedpmt.progress import show_progress
 from fedpmt.settings import Settings, stored_settings
 from fedpmt.simulation.callbacks import TRACKERS, OnRound, Tracker, call_each
@@ -73,6 +74,7 @@ def run(
     out: Out = None,
     resume: Resume = False,
     track: Track = None,
+    watch: Watch = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -92,7 +94,11 @@ def run(
     folder = out or _folder(settings, resume=resume, extend="rounds" in given)
     if resume:
         check_begun(folder, [folder])
-    with tracked(track) as trackers, watched(request, folder) as (on_start, watching):
+    with (
+        watched_live(folder, watch),
+        tracked(track) as trackers,
+        watched(request, folder) as (on_start, watching),
+    ):
         on_round = call_each([watching, *trackers])
         finished = api.start(request, folder, resume=resume, on_round=on_round, on_start=on_start)
     if as_json:
@@ -117,6 +123,7 @@ def compare(
     out: Out = None,
     resume: Resume = False,
     track: Track = None,
+    watch: Watch = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -147,7 +154,7 @@ def compare(
         parent = _fresh(parent)
     if resume:
         check_begun(parent, [parent / name for name, _ in requests])
-    with tracked(track) as trackers:
+    with watched_live(parent, watch), tracked(track) as trackers:
         finished = api.compare(
             methods,
             seeds=chosen,

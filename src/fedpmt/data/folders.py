@@ -78,8 +78,8 @@ def check_sizes(dataset: Dataset, folder: Path) -> None:
         SettingError: A file that is there has another size.
     """
     place = find(dataset, folder)
-    for file in dataset.files if place is not None else ():
-        path = stored(place, file.name)
+    for file in dataset.files:
+        path = None if place is None else stored(place, file.name)
         if path is not None and size_of(path) != file.size:
             raise SettingError(
                 f"{path} is damaged: it holds {size_of(path)} bytes, not {file.size}; "

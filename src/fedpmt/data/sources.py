@@ -6,6 +6,7 @@ renamed. What a kill leaves behind is a hidden folder that nothing reads and tha
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import http.client
@@ -40,6 +41,7 @@ _FAILURES = (
     subprocess.SubprocessError,
     UnusableError,
 )
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PART = ".part"
 
 
@@ -126,6 +128,10 @@ def _try_sources(
             source.fetch(files, ready, scratch, tools)
             return _put(ready, target)
         except _FAILURES as error:
+            if isinstance(error, OSError) and error.errno in _FULL:  # no other source would help
+                raise SettingError(
+                    f"data-dir = '{target.parent}' cannot be written: {error.strerror}"
+                ) from error
             failures.append(f"{source.label} ({_reason(error)})")
     raise SettingError(f"{label} cannot be fetched; tried {'; '.join(failures)}")
 

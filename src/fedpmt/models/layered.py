@@ -365,14 +365,16 @@ def _with_channels_last(images: Tensor) -> Tensor:
 
 
 def prefers_channels_last(module: nn.Module, example: Arrays) -> bool:
-    """Whether a net of convolutions computes the same with the channels of each pixel side by side.
+    """Whether a net is faster with the channels of each pixel side by side, and computes the same.
 
-    It is faster then: by a tenth for a ResNet, by a quarter for a MobileNet. Nets with LayerNorm move their
-    channels themselves and lose by it, and a forward pass that reshapes images by `view` can't.
+    Nets with depthwise convolutions are: a step of a MobileNet takes a third less. Others gain nothing, and a forward
+    pass that reshapes images by `view` can't.
     """
-    kinds = {type(child) for child in module.modules()}
+    depthwise = any(
+        isinstance(one, nn.Conv2d) and 1 < one.groups == one.in_channels for one in module.modules()
+    )
     images = any(one.dim() == 4 and one.is_floating_point() for one in tensors_in(example))
-    if not images or nn.Conv2d not in kinds or any(issubclass(kind, nn.LayerNorm) for kind in kinds):
+    if not (images and depthwise):
         return False
     module = copy_module(module).eval()
     try:

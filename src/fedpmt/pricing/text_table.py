@@ -16,7 +16,9 @@ GAP = "  "
 LEAST = 8
 """Characters that are always left of a text."""
 
-SPACE_IN_NUMBER = re.compile(r"(?<=[\d±]) (?=[\d±%×]|[A-Za-zµ]{1,3}\b)")
+SPACE_IN_NUMBER = re.compile(r"(?<=[\d±]) (?=[\d±%×]|[A-Za-zµ]{1,3}\b)|(?<=[a-z]) (?=\d)")
+"""Spaces at which no line is broken: between a number, its deviation and its unit, and after its name (lr 0.1)."""
+
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -65,8 +67,7 @@ def text_table(
     """
     cells = [[row[place] for row in rows] for place in range(len(columns))]
     every = [
-        # What rows are called is the last thing to be shortened.
-        _Column(head, column, is_text=place in names, room=width * 2 // 5 // keys if place < keys else LEAST)
+        _Column(head, column, is_text=place in names, is_key=place < keys)
         for place, (head, column) in enumerate(zip(columns, cells, strict=True))
     ]
     varying = [column for column in every[keys:] if len(set(column.cells)) != 1 or len(rows) == 1]
@@ -82,10 +83,10 @@ def wrap(text: str, width: int, *, indent: str = "", shorten: bool = True) -> li
     """Break a text into lines at spaces, but not inside a number with its unit; too long words may be shortened.
 
     >>> wrap("a round takes 35.0 min", 18)
-    ['a round takes', '35.0 min']
+    ['a round', 'takes 35.0 min']
     """
+    limit = width - len(indent) if shorten else len(text)
     kept = SPACE_IN_NUMBER.sub(NO_BREAK, text)
-    limit = width - len(indent) if shorten else len(kept)
     words = " ".join(shorten_path(word, limit) for word in kept.split(" "))
     lines = textwrap.wrap(
         words, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -110,7 +111,7 @@ class _Column:
     heading: str
     cells: list[str]
     is_text: bool
-    room: int  # what a text is given at least
+    is_key: bool
 
     @property
     def shared(self) -> str:
@@ -122,12 +123,13 @@ class _Column:
         """The width at which nothing is wrapped."""
         return max(map(len, [self.heading, *self.cells]))
 
-    @property
-    def least(self) -> int:
-        """The width below which it is not set."""
-        widest = max(map(len, self.cells), default=0)
+    def least(self, width: int) -> int:
+        """The width below which it is not set in a table of that width; a key is the last to be shortened."""
         heading = max(map(len, self.heading.split()), default=0)
-        return max(heading, min(widest, max(self.room, LEAST)) if self.is_text else widest)
+        widest = max(map(len, self.cells), default=0)
+        if not self.is_text:
+            return max(heading, widest)
+        return max(heading, min(widest, max(LEAST, width * 2 // 5 if self.is_key else 0)))
 
     def lines(self, cell: str, width: int) -> list[str]:
         return wrap(cell, width) if self.is_text else [cell]
@@ -137,7 +139,7 @@ def _blocks(keys: list[_Column], others: list[_Column], width: int) -> Iterator[
     """Columns that fit next to each other; each block begins with the key columns."""
     block = keys
     for column in others:
-        least = [one.least for one in (*block, column)]
+        least = [one.least(width) for one in (*block, column)]
         if _total(least) > width and len(block) > len(keys):
             yield block
             block = keys
@@ -152,8 +154,9 @@ def _total(widths: Sequence[int]) -> int:
 def _lines(columns: Sequence[_Column], width: int) -> list[str]:
     """The headings, a rule and the rows."""
     widths = [column.natural for column in columns]
+    least = [column.least(width) for column in columns]
     while _total(widths) > width:
-        spare = [place for place, column in enumerate(columns) if widths[place] > column.least]
+        spare = [place for place, size in enumerate(least) if widths[place] > size]
         if not spare:
             break
         widths[max(spare, key=widths.__getitem__)] -= 1

@@ -185,7 +185,8 @@ def _busy(groups: Sequence[Group]) -> dict[str, Any]:
     ]
     numbers = _rounds([run for _, run in chosen])
     parts: dict[str, int] = {}
-    panels, steps = [], list[RoundRecord]()
+    panels: list[dict[str, Any]] = []
+    steps: list[RoundRecord] = []
     for position, run in chosen:
         drawn = list(
             {step.round: step for number in numbers for step in choose_round([run], number)}.values()

@@ -6,13 +6,15 @@ import json
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fedpmt.records import EVENTS, EXECUTION
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fedpmt.records import RunRecord
 
@@ -48,6 +50,8 @@ class Group:
 def clean(text: object) -> str:
     """Text of a record as one printable line."""
     line = " ".join(str(text).split())
+    if line.isprintable():
+        return line
     return "".join(letter for letter in line if not unicodedata.category(letter).startswith("C"))
 
 
@@ -56,15 +60,35 @@ def shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
 
 
-def flatten(settings: dict[str, Any]) -> dict[str, str]:
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """The settings of one record, told from others by being the same object."""
+
+    settings: dict[str, Any]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.settings is self.settings
+
+    def __hash__(self) -> int:
+        return id(self.settings)
+
+
+def flatten(settings: dict[str, Any]) -> Mapping[str, str]:
     """Settings as texts by name; the method's own are named `options.NAME`."""
+    return _flatten(_Same(settings))
+
+
+@lru_cache(4096)
+def _flatten(same: _Same) -> Mapping[str, str]:
+    """Work out once what every table and label asks for."""
+    settings = same.settings
     flat: dict[str, str] = {}
     for key, value in settings.items():
         if key == "options" and isinstance(value, dict):
             flat |= {f"options.{clean(name)}": _text(inner) for name, inner in value.items()}
         else:
             flat[clean(key)] = _text(value)
-    return flat
+    return MappingProxyType(flat)
 
 
 def _text(value: object) -> str:

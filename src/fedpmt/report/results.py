@@ -7,9 +7,10 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from fedpmt.records import ACCURACY
+from fedpmt.report import markup
 from fedpmt.report.budgets import COLUMNS as BUDGET_COLUMNS
 from fedpmt.report.budgets import budgets
-from fedpmt.report.markup import details, named, note, panel_row, section, table
+from fedpmt.report.markup import details, named, note, panel_row, section, table, value_cell
 from fedpmt.report.quantities import (
     Unit,
     bytes_unit,
@@ -74,8 +75,8 @@ def summary_section(material: Material, address: str) -> str:
         cells += "".join(_cell(getattr(row, name), units[name]) for name, _ in columns.values())
         texts = row.texts()
         cells += "".join(f"<td>{escape(texts[word])}</td>" for word in WORDS)
-        cells += f"<td>{row.runs}{_unfinished(row)}</td>"
-        body.append(f'<tr><th scope="row">{named(row.line, material.looks.get(row.line))}</th>{cells}</tr>')
+        cells += value_cell(f"{row.runs}{_unfinished(row)}", row.runs)
+        body.append(markup.row(row.line, material.looks.get(row.line), cells))
     words = (
         "Mean ± standard deviation over seeds. "
         if any(len(group.runs) > 1 for group in material.groups)
@@ -88,7 +89,9 @@ def summary_section(material: Material, address: str) -> str:
         else ""
     )
     link = f'<p class="after"><a class="button" href="{escape(address)}" download>All rounds as CSV</a></p>'
-    return section("summary", "Summary", note(words), table(["", *heads], body), link)
+    return section(
+        "summary", "Summary", note(words), table(["method", *heads], body, "sortable", "Summary"), link
+    )
 
 
 def _unfinished(row: SummaryRow) -> str:
@@ -114,7 +117,7 @@ def _cell(value: Spread | None, unit_for: UnitFor, best: bool = False) -> str:
     mean, deviation, unit = split(value, unit_for)
     small = f"<small>{escape(deviation)}</small>" if deviation else ""
     text = escape(f"{mean} {unit}".rstrip())
-    return f'<td class="best">{text}{small}</td>' if best else f"<td>{text}{small}</td>"
+    return value_cell(f"{text}{small}", value.mean if value else None, "best" if best else "")
 
 
 def targets_section(material: Material) -> str:
@@ -137,7 +140,7 @@ def targets_section(material: Material) -> str:
         cells = "".join(_target_cell(row, rows) for row in own)
         kind = own[0].evaluates
         small = "" if kind == "global" else f"<small>{escape(EVALUATED.get(kind, kind))}</small>"
-        body.append(f'<tr><th scope="row">{named(line, material.looks.get(line))}{small}</th>{cells}</tr>')
+        body.append(markup.row(line, material.looks.get(line), cells, small))
     ways = {"at or above" if row.maximize else "at or below" for row in rows}
     energy = ", bytes uploaded and energy" if any(row.joules for row in rows) else " and bytes uploaded"
     words = f"Virtual time, round{energy} at the first evaluation"
@@ -149,8 +152,8 @@ def targets_section(material: Material) -> str:
         words += " Where only some seeds got there, the numbers are theirs."
     first = next(iter(lines.values()))
     mixed = len({row.score_name for row in rows}) > 1
-    head = ["", *(f"{row.target:.6g}" if mixed else row.texts()["target"] for row in first)]
-    return section("targets", title, note(words), table(head, body))
+    head = ["method", *(f"{row.target:.6g}" if mixed else row.texts()["target"] for row in first)]
+    return section("targets", title, note(words), table(head, body, "sortable", title))
 
 
 def _target_cell(row: TargetRow, rows: Sequence[TargetRow]) -> str:
@@ -162,7 +165,7 @@ def _target_cell(row: TargetRow, rows: Sequence[TargetRow]) -> str:
     # A mean over the seeds that got there is no match for one over all.
     whole = [other for other in rivals if other.reached == other.runs] or rivals
     soonest = min(other.seconds.mean for other in whole if other.seconds)
-    best = ' class="best"' if len(rivals) > 1 and row in whole and row.seconds.mean == soonest else ""
+    best = "best" if len(rivals) > 1 and row in whole and row.seconds.mean == soonest else ""
     time = show(row.seconds, _one_unit((other.seconds for other in same), time_unit))
     sent = show(row.bytes_up, _one_unit((other.bytes_up for other in same), bytes_unit))
     texts = [f"round {show(row.rounds)}", sent]
@@ -170,7 +173,7 @@ def _target_cell(row: TargetRow, rows: Sequence[TargetRow]) -> str:
         texts.append(show(row.joules, _one_unit((other.joules for other in same), joules_unit)))
     texts += [f"{row.reached} of {row.runs} seeds"] if row.reached < row.runs else []
     small = "".join(f"<small>{escape(text)}</small>" for text in texts)
-    return f"<td{best}>{escape(time)}{small}</td>"
+    return value_cell(f"{escape(time)}{small}", row.seconds.mean, best)
 
 
 def clients_section(material: Material) -> str:
@@ -186,7 +189,7 @@ def clients_section(material: Material) -> str:
             body.append(panel_row(panel, len(heads) + 1))
         texts = row.texts()
         cells = "".join(f"<td>{escape(texts.get(head, '-'))}</td>" for head in heads)
-        body.append(f'<tr><th scope="row">{named(row.line, material.looks.get(row.line))}</th>{cells}</tr>')
+        body.append(markup.row(row.line, material.looks.get(row.line), cells))
     words = (
         f"The {material.score_name} of each client's own test samples at the end of a run, each client counting the "
         "same: the mean, the standard deviation over clients, the mean of the worst tenth of them, and the means on "
@@ -199,8 +202,11 @@ def clients_section(material: Material) -> str:
             f"<td>{escape(show(row.by_client.get(name), score_unit(row.score_name)))}</td>" for row in rows
         )
         each.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
-    one_by_one = details("Client by client", table(["", *(row.label for row in rows)], each))
-    return section("clients", "Clients", note(words), table(["", *heads], body), one_by_one)
+    labels = [row.label for row in rows]
+    one_by_one = details("Client by client", table(["client", *labels], each, label="Client by client"))
+    return section(
+        "clients", "Clients", note(words), table(["method", *heads], body, label="Clients"), one_by_one
+    )
 
 
 def budget_section(material: Material) -> str:
@@ -213,14 +219,16 @@ def budget_section(material: Material) -> str:
         if row.panel != panel:
             panel, line = row.panel, ""
             body.append(panel_row(panel, len(BUDGET_COLUMNS) + 1))
-        name = named(row.line, material.looks.get(row.line)) if row.line != line else ""
+        name = named(row.line, material.looks.get(row.line))
+        if row.line == line:
+            name = f'<span class="hidden-text">{escape(row.line)}</span>'  # it is in a row above
         line = row.line
         texts = row.texts()
         cells = "".join(f"<td>{escape(texts[column])}</td>" for column in BUDGET_COLUMNS)
-        body.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
+        body.append(f'<tr data-line="{escape(line)}"><th scope="row">{name}</th>{cells}</tr>')
     words = (
         f"What a device was allowed ({', '.join(sorted({row.resource for row in rows}))}) and what it took of that"
         " in a round, on average. Over budget: not even the smallest that the method has was within it, or the"
         " budget does not act on the method."
     )
-    return section("budget", "Budget", note(words), table(["", *BUDGET_COLUMNS], body))
+    return section("budget", "Budget", note(words), table(["method", *BUDGET_COLUMNS], body, label="Budget"))

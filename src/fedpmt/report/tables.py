@@ -425,8 +425,8 @@ NUMBERS = (
 )  # fmt: skip
 
 
-def write_csv(runs: Sequence[RunRecord], path: Path) -> None:
-    """Write `tidy(runs)` as CSV, in one step; runs without rounds leave only the header."""
+def csv_text(runs: Sequence[RunRecord]) -> str:
+    """`tidy(runs)` as CSV; runs without rounds leave only the header."""
     rows = tidy(runs)
     columns = (
         list(rows[0]) if rows else ["run", "folder", "method", "task", "data", "partition", "seed", *NUMBERS]
@@ -435,7 +435,12 @@ def write_csv(runs: Sequence[RunRecord], path: Path) -> None:
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_file(path, text.getvalue())
+    return text.getvalue()
+
+
+def write_csv(runs: Sequence[RunRecord], path: Path) -> None:
+    """Write `tidy(runs)` as CSV, in one step."""
+    write_file(path, csv_text(runs))
 
 
 def write_file(path: Path, text: str) -> None:

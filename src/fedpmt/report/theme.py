@@ -98,7 +98,7 @@ def looks_of(groups: Sequence[Group]) -> dict[str, Look]:
 def level_colours(levels: Sequence[int]) -> dict[int, str]:
     """An ordered scale from the slowest level to the fastest, without its darkest and lightest ends."""
     scale = mpl.colormaps["viridis"]
-    places = np.linspace(0.22, 0.9, len(levels)) if len(levels) > 1 else [0.5]
+    places = np.linspace(0.22, 0.9, len(levels)) if len(levels) > 1 else [0.5] * len(levels)
     return {
         level: mpl.colors.to_hex(scale(float(place))) for level, place in zip(levels, places, strict=True)
     }

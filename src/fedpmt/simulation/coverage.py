@@ -1,4 +1,6 @@
-"""Looked at before training: layers that nobody trains, norms frozen too early, idle settings, and room on the disk."""
+"""Looked at before training: whether anybody can reply, layers that nobody trains, budgets that are too small, norms
+frozen too early, idle settings, and room on the disk.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ from fedpmt.parts.part import GLOBAL, frozen_prefix, left_out, mask
 from fedpmt.pricing.plan import MOST_KINDS, round_up
 from fedpmt.records import DEVICES
 from fedpmt.resources import ROUNDING
+from fedpmt.simulation.bookkeeping import record_device
 from fedpmt.simulation.cohort import assign
 from fedpmt.simulation.problem import sizes_of
-from fedpmt.types import SettingError, shown_bytes, shown_memory
+from fedpmt.types import SettingError, shown_bytes, shown_count, shown_joules, shown_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,53 +35,80 @@ ROUNDS_AHEAD = 50
 """That are looked at where a device's layers change from round to round, before some are said to be nobody's."""
 
 
-def warn_before_training(federation: Federation, progress: Progress, *, keep_idle: bool = False) -> None:
-    """Log what a user would want to know before the first round.
-
-    Raises:
-        SettingError: No device can take part; with `keep_idle`, only if none could with any method.
-    """
-    warn_of_untrained_layers(federation, progress, keep_idle=keep_idle)
+def warn_before_training(federation: Federation, progress: Progress) -> None:
+    """Log what a user would want to know before the first round."""
+    warn_of_untrained_layers(federation, progress)
+    warn_of_exceeded_budget(federation, progress)
     warn_of_idle_precision(federation, progress)
     if progress.rounds == 0:
         warn_of_fresh_norms(federation, progress)
 
 
-def warn_of_untrained_layers(federation: Federation, progress: Progress, *, keep_idle: bool) -> None:
+def check_replies(federation: Federation, progress: Progress, *, keep_idle: bool = False) -> None:
+    """Refuse a deadline, or a fleet's memory, under which no device can ever reply.
+
+    With `keep_idle`, only where none could with any method: not even with FedPMT's smallest part.
+    """
+    settings, latest, planner = federation.settings, federation.settings.deadline, federation.planner
+    changing = bool(settings.drift) or federation.traces is not None
+    if changing or (latest is None and federation.fleet.memories is None):
+        return
+    samples = sizes_of(federation.problem, settings)
+    if keep_idle and planner.fits_of(federation.fleet, planner.depths[0], samples).any():
+        return
+    found = []
+    for round_, device in _assignments(federation, progress):
+        one = assign(federation, progress, device, replace(round_, cohort=(device.id,)))
+        if one.able and (latest is None or one.seconds <= latest * (1 + ROUNDING)):
+            return
+        found.append(one)
+    seconds = [one.seconds for one in found if one.able]
+    if not seconds or latest is None:
+        least = shown_memory(min(one.usage.memory for one in found))
+        raise SettingError(
+            f"memory_mib must be larger: no device has the memory for what {settings.method} lets it train, "
+            f"{least} or more"
+        )
+    raise SettingError(
+        f"deadline must be >= {round_up(min(seconds))}, the seconds that the fastest device needs with "
+        f"{settings.method} (got {latest:g})"
+    )
+
+
+AMOUNTS = {"operations": shown_count, "time": "{:,.1f} s".format, "energy": shown_joules}
+"""How the amount of a resource is shown; others are bytes."""
+
+
+def warn_of_exceeded_budget(federation: Federation, progress: Progress) -> None:
+    """Log a warning where not even the smallest that a method can give a device is within its budget."""
+    limits, exceeding, kinds = federation.settings.limits, [], 0
+    if limits is None:
+        return
+    round_, _ = federation.open(progress, reachable=())
+    for device in _strongest_first(federation):
+        one = assign(federation, progress, device, replace(round_, cohort=(device.id,)))
+        record = record_device(federation, one, "arrived", progress.rounds)
+        kinds += 1
+        exceeding += [record.used or 0.0] if record.over_budget else []
+    if exceeding:
+        LOG.warning(
+            "%s: budget = '%s' is exceeded on %s: the least that they can be given to train takes up to %s",
+            federation.settings.method,
+            federation.settings.budget,
+            "all devices" if len(exceeding) == kinds else "some devices",
+            AMOUNTS.get(limits.resource, shown_bytes)(max(exceeding)),
+        )
+
+
+def warn_of_untrained_layers(federation: Federation, progress: Progress) -> None:
     """Log a warning where the method, as it would be assigned now, leaves some layer to nobody."""
     layers = untrained_layers(federation, progress)
-    samples, planner = sizes_of(federation.problem, federation.settings), federation.planner
-    if len(layers) == len(federation.problem.model.structure.layers) and not (
-        keep_idle and planner.fits_of(federation.fleet, planner.depths[0], samples).any()
-    ):
-        _refuse_idle_fleet(federation, progress)
     if layers:
+        samples = sizes_of(federation.problem, federation.settings)
         LOG.warning(
             "%s: %s",
             federation.settings.method,
-            planner.untrained(layers, federation.fleet, samples),
-        )
-
-
-def _refuse_idle_fleet(federation: Federation, progress: Progress) -> None:
-    """Refuse a deadline that no device meets, or a model that none has the memory for."""
-    settings = federation.settings
-    found = [
-        assign(federation, progress, device, replace(round_, cohort=(device.id,)))
-        for round_, device in _assignments(federation, progress)
-    ]
-    able = [one.seconds for one in found if one.able]
-    if not able:
-        least = shown_memory(min(one.usage.memory for one in found))
-        raise SettingError(
-            f"memory_mib must be larger: no device has the memory for {settings.method}, which takes {least} or more"
-        )
-    # Devices that are not as fast as stated may meet it after all.
-    as_stated = not settings.drift and settings.speed_trace is None
-    if as_stated and settings.deadline is not None and min(able) > settings.deadline * (1 + ROUNDING):
-        raise SettingError(
-            f"deadline must be >= {round_up(min(able))}, which {settings.method} takes on the fastest device "
-            f"(got {settings.deadline:g})"
+            federation.planner.untrained(layers, federation.fleet, samples),
         )
 
 

@@ -77,6 +77,7 @@ class Federation:
     store: DeviceStore
     replays: int = 0  # rounds, at most, that real devices have answered twice
     traces: Traces | None = None  # when devices can be reached and how fast they are, where that was given
+    make_clock: Callable[[Federation], EventClock] = EventClock  # makes the clock of events
 
     def start(self) -> Progress:
         """Before the first round."""
@@ -275,7 +276,7 @@ class Federation:
     @cached_property
     def events(self) -> EventClock:
         """The clock of events."""
-        return EventClock(self)
+        return self.make_clock(self)
 
     @cached_property
     def interval(self) -> float:

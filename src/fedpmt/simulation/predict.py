@@ -12,7 +12,7 @@ from fedpmt.records import RunRecord, total_joules
 from fedpmt.simulation.assemble import assemble
 from fedpmt.simulation.bookkeeping import add_holders, fit_speeds, record_round
 from fedpmt.simulation.cohort import Verdict, send_base
-from fedpmt.simulation.coverage import check_room, warn_before_training
+from fedpmt.simulation.coverage import check_replies, check_room, warn_before_training
 
 if TYPE_CHECKING:
     from fedpmt.methods.base import Method
@@ -39,6 +39,7 @@ def predict(settings: Settings, problem: Problem, method: Method[Any, Any], fold
     ):
         check_room(federation, folder)
         progress = federation.wait(federation.start())
+        check_replies(federation, progress)
         warn_before_training(federation, progress)
         steps, base_seconds = 1, 0.0
         if settings.clock == "events":

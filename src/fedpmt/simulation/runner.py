@@ -242,15 +242,17 @@ def simulate(
     that no device can keep the deadline with is played for comparison, instead of raising `SettingError`.
     """
     from fedpmt.simulation.assemble import assemble
-    from fedpmt.simulation.coverage import check_room, warn_before_training
+    from fedpmt.simulation.coverage import check_replies, check_room, warn_before_training
 
     with assemble(settings, problem, method, folder) as federation:
         check_room(federation, folder)
         with Journal(federation, folder) as journal:
             if journal.stopped is None:
-                warn_before_training(federation, journal.progress, keep_idle=keep_idle)
+                check_replies(federation, journal.progress, keep_idle=keep_idle)
             if on_start is not None:
                 on_start()
+            if journal.stopped is None:
+                warn_before_training(federation, journal.progress)
             while journal.stopped is None:
                 try:
                     played = federation.play(journal.progress)
@@ -269,6 +271,13 @@ def simulate(
                     journal.progress.virtual_seconds,
                     journal.progress.rounds,
                     settings.rounds,
+                )
+            elif journal.learnt_nothing:
+                _log.warning(
+                    "%s: no reply has counted in %d rounds, so the model is as it was at the start; "
+                    "devices were out of reach, failed or were late",
+                    settings.method,
+                    journal.progress.rounds,
                 )
         return journal.finish()
 
@@ -289,6 +298,11 @@ class Journal:
         """Where the run stands."""
         return self._saved.progress
 
+    @property
+    def learnt_nothing(self) -> bool:
+        """Whether rounds were played and no device's work is in the model."""
+        return self.progress.rounds > 0 and self._saved.totals.operations == 0
+
     def add(self, progress: Progress, record: RoundRecord) -> RoundRecord:
         """Write down a round that has been played."""
         self._before = self._saved
@@ -305,9 +319,10 @@ class Journal:
     def _write(self, progress: Progress, record: RoundRecord) -> None:
         """Write the line of the last round."""
         assert self._lines is not None
-        self._lines.truncate(self._before.records_length)
-        self._lines.write(_line(record))
-        self._lines.flush()
+        with records.naming(self.folder / records.ROUNDS):
+            self._lines.truncate(self._before.records_length)
+            self._lines.write(_line(record))
+            self._lines.flush()
         # One assignment: an interrupt finds the round in all of it or in none.
         totals = self._before.totals.plus(record).by(self.federation.executor.paths.seen)
         self._saved = Saved(progress, totals, self._lines.tell())
@@ -368,7 +383,8 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._lines is not None:
-            self._lines.close()
+            with records.naming(self.folder / records.ROUNDS):
+                self._lines.close()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             # A line that the checkpoint does not know of is cut off by the resume.
             self.checkpoint()

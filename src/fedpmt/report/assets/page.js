@@ -18,7 +18,7 @@
   const TOOLTIP_ROWS = 10;
 
   // ---- small helpers -------------------------------------------------------------------------------------------
-  const SVG = "http" + "://www.w3.org/2000/svg";
+  const SVG = "http://www.w3.org/2000/svg";
 
   function make(tag, attributes = {}, ...children) {
     const node = document.createElement(tag);
@@ -207,6 +207,7 @@
       },
     });
     const several = (items) => items.map((item) => [item.key, item.title]);
+    curves.controls.hidden = !data.measures.length;
     curves.controls.replaceChildren(
       choice("Show", several(data.measures), state.measure, changed("measure")),
       choice("against", several(data.axes), state.axis, changed("axis")),
@@ -278,8 +279,9 @@
       button("Reset", "Show all again", () => resetZoom(plot)),
       button("PNG", "Save the figure as a picture", () => exportPlot(plot, title)),
       button("CSV", "Save the curves' numbers", () => exportNumbers(plot, title)));
-    for (const tool of tools.children) tool.setAttribute("aria-label", `${tool.title}: ${panel || title}`);
-    const caption = make("figcaption", {}, panel || title, ...(panel ? [make("span", {}, ` ${title}`)] : []));
+    for (const tool of tools.children)
+      tool.setAttribute("aria-label", `${tool.textContent}: ${tool.title}, ${panel || title}`);
+    const caption = make("figcaption", {}, panel || title);
     const node = make("figure", { class: "chart" }, make("div", { class: "chart-head" }, caption, tools), plot.host, plot.readout);
     curves.plots.push(plot);
     return { node, mount: () => mountPlot(plot, comparable) };
@@ -309,7 +311,7 @@
         columns.push(only(scale(found.high)), only(scale(found.low)));
         const faint = { stroke: "transparent", width: 0, points: { show: false } };
         series.push({ label: "", ...faint }, { label: "", ...faint });
-        bands.push({ series: [at + 1, at + 2], fill: `${stroke}2e` });
+        bands.push({ series: [at + 1, at + 2], fill: `${stroke}${plot.groups.length > 8 ? "18" : "2e"}` });
       }
       tables.push(columns);
     }
@@ -385,14 +387,13 @@
     return low;
   };
 
-  function valueText(plot, entry, at) {
-    const mean = showNumber(entry.mean[at], plot.kind);
-    if (!entry.low || entry.low[at] === entry.high[at]) return mean;
-    return `${mean} (${showNumber(entry.low[at], plot.kind)} to ${showNumber(entry.high[at], plot.kind)})`;
+  function rangeText(plot, entry, at) {
+    if (!entry.low || entry.low[at] === entry.high[at]) return "";
+    return ` (${showNumber(entry.low[at], plot.kind)} to ${showNumber(entry.high[at], plot.kind)})`;
   }
 
   const placeText = (plot, entry, at) =>
-    plot.axis.key === "rounds" ? `round ${entry.rounds[at]}` : `${showNumber(entry.own[at], plot.axis.unit)}, round ${entry.rounds[at]}`;
+    plot.axis.key === "rounds" ? `round ${entry.rounds[at]}` : `${showNumber(entry.own[at], plot.axis.unit, 3)}, round ${entry.rounds[at]}`;
 
   function hover(plot, chart) {
     const { left, top } = chart.cursor;
@@ -411,7 +412,8 @@
     kept.sort((one, other) => other.entry.mean[other.at] - one.entry.mean[one.at]);
     const body = make("table", {}, ...kept.map(({ entry, at }) => make("tr", entry === closest.entry ? { class: "near" } : {},
       make("td", {}, swatch(entry.group)), make("th", {}, entry.group.line),
-      make("td", {}, valueText(plot, entry, at)), make("td", { class: "none" }, placeText(plot, entry, at)))));
+      make("td", {}, showNumber(entry.mean[at], plot.kind), make("span", { class: "aside" }, rangeText(plot, entry, at))),
+      make("td", { class: "none aside" }, placeText(plot, entry, at)))));
     const more = rows.length - kept.length;
     const box = chart.over.getBoundingClientRect();
     showTooltip([body, ...(more > 0 ? [make("p", {}, `and ${more} more`)] : [])], box.left + left, box.top + top);
@@ -489,7 +491,8 @@
     plot.chart.setCursor({ left: plot.chart.valToPos(entry.xs[plot.point], "x"), top });
     plot.chart.setSeries(entry.series, { focus: true });
     plot.readout.textContent =
-      `${entry.group.line}, ${placeText(plot, entry, plot.point)}: ${valueText(plot, entry, plot.point)}`;
+      `${entry.group.line}, ${placeText(plot, entry, plot.point)}: ` +
+      showNumber(entry.mean[plot.point], plot.kind) + rangeText(plot, entry, plot.point);
   }
 
   function exportPlot(plot, title) {
@@ -589,11 +592,11 @@
       button("‹", "The round before", () => set(Number(slider.value) - 1)),
       button("›", "The round after", () => set(Number(slider.value) + 1)),
     ];
-    for (const step of steps) step.setAttribute("aria-label", step.title);
+    for (const step of steps) step.setAttribute("aria-label", `${step.textContent} ${step.title}`);
     const names = [...new Set(data.busy.panels.map((panel) => data.groups[panel.group].panel))];
     if (!names.includes(state.panel)) state.panel = names[0];
     busy.controls.replaceChildren(
-      make("label", { class: "slide wide" }, make("span", {}, "Round"), slider, output), ...steps,
+      make("label", { class: "slide wide" }, make("span", {}, "Round"), slider, output), make("span", { class: "tools" }, ...steps),
       ...(names.length > 1 ? [choice("under", names.map((name) => [name, name || "all"]), state.panel,
         (value) => { state.panel = value; drawBusy(); })] : []),
     );
@@ -667,7 +670,7 @@
     const rows = make("details", { class: "numbers" }, make("summary", {}, "As a table"));
     rows.addEventListener("toggle", () => { if (rows.open && rows.children.length < 2) rows.append(busyTable(step)); });
     const save = button("SVG", "Save the figure", () => exportSvg(host.querySelector("svg"), fileName(group.line, name)));
-    save.setAttribute("aria-label", `Save the figure: ${group.line}`);
+    save.setAttribute("aria-label", `SVG: save the figure of ${group.line}`);
     const caption = make("figcaption", {}, group.line, make("span", {}, ` ${words}`));
     const node = make("figure", { "data-line": group.line },
       make("div", { class: "chart-head" }, caption, make("div", { class: "tools" }, save)), host, rows);
@@ -768,12 +771,11 @@
   // ---- tables --------------------------------------------------------------------------------------------------
   function buildTables() {
     document.querySelectorAll("table.sortable").forEach((table) => {
-      const identity = table.closest("section").id;
+      const identity = table.parentElement.getAttribute("aria-label");
       [...table.tHead.rows[0].cells].forEach((head, column) => {
         if (head.querySelector("button")) return;
-        const label = head.textContent || "name";
-        head.replaceChildren(make("button", { type: "button", onclick: () => sortBy(table, identity, column) },
-          ...(head.textContent ? [label] : [make("span", { class: "hidden-text" }, label), "method"])));
+        const label = head.textContent;
+        head.replaceChildren(make("button", { type: "button", onclick: () => sortBy(table, identity, column) }, label));
       });
       if (state.sorted.has(identity)) sortRows(table, state.sorted.get(identity));
     });
@@ -853,6 +855,7 @@
 
   // ---- live ----------------------------------------------------------------------------------------------------
   const POLL = 700;
+  const seen = new Map();
   let stamp = root.dataset.live || "", lost = false;
 
   function replaceHtml(node, html) {
@@ -871,10 +874,8 @@
     const after = [];
     for (const [identity, html] of Object.entries(answer.parts)) {
       const node = document.getElementById(identity);
-      if (node && node.dataset.seen !== html) {
-        after.push(replaceHtml(node, html));
-        document.getElementById(identity).dataset.seen = "";
-      }
+      if (node && seen.get(identity) !== html) after.push(replaceHtml(node, html));
+      seen.set(identity, html);
     }
     data = answer.data;
     buildTables();
@@ -896,6 +897,7 @@
   }
 
   async function poll() {
+    const begun = performance.now();
     try {
       const headers = stamp ? { "If-None-Match": `"${stamp}"` } : {};
       const answer = await fetch("data.json", { headers, cache: "no-store" });
@@ -910,7 +912,8 @@
     const words = lost ? "Not connected: fedpmt watch has ended. What is shown stays." : status.dataset.words;
     if (status.textContent !== words) status.textContent = words;
     status.classList.toggle("lost", lost);
-    setTimeout(poll, lost ? 3 * POLL : POLL);
+    // Many long runs take a while to read: they are not asked for all the time.
+    setTimeout(poll, Math.max(lost ? 3 * POLL : POLL, performance.now() - begun));
   }
 
   // ---- start ---------------------------------------------------------------------------------------------------
