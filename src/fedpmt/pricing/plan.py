@@ -116,7 +116,7 @@ class Planner:
             return None
         return float(self.seconds_of(fleet, smallest, samples, share).max())
 
-    def refuse_all(self, fleet: Fleet, samples: int, share: float = 1.0) -> str:
+    def explain_refusal(self, fleet: Fleet, samples: int, share: float = 1.0) -> str:
         """Say why no device of a fleet can take part, and what to change."""
         if self.budget is not None and not self.budget.planned:
             return (

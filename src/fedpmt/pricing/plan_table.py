@@ -437,7 +437,7 @@ def plan_table(
     rows, psi = planning.rows, planning.psi
     reached = max((row for row in rows if row.fits), key=lambda row: row.depth, default=None)
     if reached is None:
-        raise SettingError(planner.refuse_all(fleet, samples, rows[-1].steps / rows[-1].all_steps))
+        raise SettingError(planner.explain_refusal(fleet, samples, rows[-1].steps / rows[-1].all_steps))
     by_deadline = planner.assign == "deadline"
     return PlanTable(
         task=task,

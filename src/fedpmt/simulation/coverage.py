@@ -75,7 +75,12 @@ def check_replies(federation: Federation, progress: Progress, *, keep_idle: bool
     )
 
 
-AMOUNTS = {"operations": shown_count, "time": "{:,.1f} s".format, "energy": shown_joules}
+AMOUNTS = {
+    "operations": shown_count,
+    "time": "{:,.1f} s".format,
+    "energy": shown_joules,
+    "memory": shown_memory,
+}
 """How the amount of a resource is shown; others are bytes."""
 
 
