@@ -207,7 +207,7 @@ def _play(settings: Settings, folder: Path) -> None:
     """One run in a process of its own, continued where it was left; one that diverges stops no other."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     alone = settings.model_copy(update={"workers": 1})
-    api.start(api.request_of(alone), folder, resume=folder.exists(), keep_diverged=True)
+    api.start(api.request_of(alone), folder, resume=folder.exists(), keep_diverged=True, keep_idle=True)
 
 
 def _round_weight(settings: Settings) -> float:

@@ -260,7 +260,14 @@ def compare(
             context = _watched(request, progress) if watch is None else watch(request, folder / name)
             with context as (on_start, watching):
                 called = call_each([watching, *_callbacks(on_round)])
-                found = start(request, folder / name, resume=resume, on_round=called, on_start=on_start)
+                found = start(
+                    request,
+                    folder / name,
+                    resume=resume,
+                    on_round=called,
+                    on_start=on_start,
+                    keep_idle=len(requests) > 1,
+                )
             runs.append(found.held_by(scratch))
     return runs
 
@@ -990,6 +997,7 @@ def start(
     on_round: OnRound | None = None,
     on_start: Callable[[], None] | None = None,
     keep_diverged: bool = False,
+    keep_idle: bool = False,
 ) -> Run:
     """Run in this folder. It is written first; what turns out to be impossible takes a new one away again.
 
@@ -1000,6 +1008,7 @@ def start(
         on_round: Called with the record of each round, as by `run`.
         on_start: Called when nothing stands in the way of the first round any more.
         keep_diverged: Whether a run that diverges is finished as what it is, instead of raising `DivergedError`.
+        keep_idle: Whether a method that no device can keep the deadline with is run all the same, to be compared.
     """
     missing = [parent for parent in folder.absolute().parents if not parent.exists()]
     made = open_folder(folder, request.settings, resume=resume)
@@ -1014,6 +1023,7 @@ def start(
                     on_round,
                     on_start,
                     keep_diverged=keep_diverged,
+                    keep_idle=keep_idle,
                 )
             except SettingError:
                 if made:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Unpack
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
+from fedpmt import __version__
 from fedpmt.api import (
     OWN_DATA,
     Own,
@@ -17,6 +20,7 @@ from fedpmt.api import (
 )
 from fedpmt.data.registry import find_dataset, is_own
 from fedpmt.models.nets import TASKS
+from fedpmt.models.structure import FrozenPrecision, TrainedPrecision
 from fedpmt.settings import RunSettings, Settings
 from fedpmt.types import Arrays, SettingError
 
@@ -106,6 +110,7 @@ def plan(
     example: Arrays | None = None,
     *,
     layers: Layers | None = None,
+    out: str | Path | None = None,
     **settings: Unpack[RunSettings],
 ) -> PlanTable:
     """Say what each device of a fleet would train, and how long that takes. Nothing is trained.
@@ -114,6 +119,8 @@ def plan(
         model: Any `nn.Module`, or `package.module:function`; without it, `task=` names a task.
         example: A batch of inputs, two samples or more; or `data=` names a data set whose inputs it takes.
         layers: The module's layers in the order of the forward pass, where those found are not the ones you want.
+        out: Where to write a page (.html) that computes the plan again while its reader changes deadline, budget,
+            precision and plan. It is one file and needs no server.
         **settings: `fleet` or `levels`, `deadline`, `full_seconds`, `samples`, `batch`, `epochs`, `depths` and others
             that `fedpmt plan --help` lists.
 
@@ -133,15 +140,56 @@ def plan(
     from fedpmt.methods.fedpmt import FedPMT
     from fedpmt.methods.registry import typed_options
     from fedpmt.pricing.plan_table import plan_table
+    from fedpmt.report.planner import check_page
     from fedpmt.simulation.assemble import plan as make_plan
 
+    if out is not None:
+        check_page(Path(out))
     name, resolved, problem = priced(model, example, layers, settings)
     fleet = make_fleet(resolved)
-    planner = make_plan(resolved, problem, fleet)
-    share = None if resolved.plan == "paper" else FedPMT(**typed_options("fedpmt", resolved.options)).share  # type: ignore[arg-type]
-    return plan_table(
+    planner = make_plan(resolved, problem, fleet, samples=resolved.samples)
+    method = FedPMT(**typed_options("fedpmt", resolved.options))  # type: ignore[arg-type]
+    share = None if resolved.plan == "paper" else method.share
+    table = plan_table(
         name, planner, fleet, resolved.samples, resolved.deadline, plan=resolved.plan, share=share
     )
+    if out is not None:
+        _write_planner(Path(out), table, resolved, problem, method.share)
+    return table
+
+
+def _write_planner(path: Path, table: PlanTable, settings: Settings, problem: Problem, share: float) -> None:
+    """Write the page of a plan, with prices in all precisions that the model can be trained in."""
+    from fedpmt.devices.fleet import make_fleet
+    from fedpmt.pricing.plan_prices import plan_prices
+    from fedpmt.report.planner import write_planner
+    from fedpmt.simulation.assemble import plan as make_plan
+
+    fleet, own = make_fleet(settings), (settings.precision, settings.frozen_precision)
+    others = (
+        product(get_args(TrainedPrecision), get_args(FrozenPrecision)) if settings.mode == "exact" else ()
+    )
+    planners = {
+        (trained, frozen): make_plan(
+            settings.model_copy(update={"precision": trained, "frozen_precision": frozen}),
+            problem,
+            fleet,
+            samples=settings.samples,
+        )
+        for trained, frozen in (own, *(pair for pair in others if pair != own))
+    }
+    limits = settings.limits
+    choice = {
+        "deadline": settings.deadline,
+        "budget": limits
+        and {"text": settings.budget, "resource": limits.resource, "amounts": limits.amounts},
+        "precision": settings.precision,
+        "frozen_precision": settings.frozen_precision,
+        "plan": settings.plan,
+        "share": share,
+    }
+    prices = plan_prices(table.task, planners, fleet, settings.samples)
+    write_planner(path, {"version": __version__, **prices}, choice, str(table))
 
 
 def profile(

@@ -173,7 +173,7 @@ class Settings(BaseModel):
     fleet: str | None = Field(
         None,
         description="CSV of measured devices: speed, and if known name, count, uplink_mbps, downlink_mbps, "
-        "memory_mib, availability, watts_computing, watts_sending, watts_idle",
+        "memory_mib, availability, watts_computing, watts_sending, watts_idle, scale",
     )
     availability_trace: str | None = Field(
         None,

@@ -91,6 +91,19 @@ def shown_bytes(count: float) -> str:
     return f"{count:,.1f} TB"
 
 
+def shown_memory(count: float) -> str:
+    """Memory in MiB, the unit that fleets and budgets state it in; in KiB or bytes where that is a small fraction.
+
+    >>> shown_memory(2_764_288), shown_memory(24_106 * 2**20), shown_memory(17_500), shown_memory(88)
+    ('2.64 MiB', '24,106 MiB', '17.1 KiB', '88 B')
+    """
+    if count < 2**10:
+        return f"{count:.0f} B"
+    mebibytes = count / 2**20
+    amount, unit = (mebibytes, "MiB") if mebibytes >= 0.1 else (count / 2**10, "KiB")
+    return f"{amount:,.{0 if amount >= 100 else 1 if amount >= 10 else 2}f} {unit}"
+
+
 def shown_joules(joules: float) -> str:
     """Energy as people say it.
 

@@ -131,6 +131,15 @@ def test_compare_and_plan_take_values() -> None:
         (pd.DataFrame({"speed": [1.0, None]}), r"fleet\[1\]: speed = ''"),
         (pd.DataFrame([[1, 2]], columns=["speed", "speed"]), "column 'speed' appears twice"),
         (SPEEDS[:2], "fleet lists 2 devices, but devices = 3"),
+        (
+            [{"speed": 1, "name": "pi"}, {"speed": 1, "name": "a"}, {"speed": 2, "name": "pi"}],
+            r"fleet\[2\]: name must differ from that of fleet\[0\] \(got 'pi'\); several devices of a kind are one row",
+        ),
+        ("name,speed\npi,1\nb,1\npi,1\n", "line 4: name must differ from that of line 2"),
+        (
+            "name,speed,scale\npi,2,cnn-mnist: 60 samples in batches of 10 in 10 s\n",
+            "the speed of 'pi' was measured for 'cnn-mnist: 60 samples .* here speed 1 means 'fcnn-mnist: 10 samples",
+        ),
     ],
 )
 def test_fleets_that_are_refused(fleet: Any, reason: str, tmp_path: Path) -> None:
@@ -139,6 +148,18 @@ def test_fleets_that_are_refused(fleet: Any, reason: str, tmp_path: Path) -> Non
         fedpmt.run("fedpmt", fleet=fleet, out=tmp_path / "new", **{**TINY, **devices, "cohort": 1})
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "new").exists()
+
+
+def test_kinds_of_equal_speed_stay_apart(tmp_path: Path) -> None:
+    """By their names; and files of several machines may be put together as they are, headings included."""
+    path = tmp_path / "fleet.csv"
+    path.write_text("name,speed,count\nphone,1/2,3\nname,speed,count\nboard,1/2,2\nfast,1,1\n")
+    table = fedpmt.plan(fleet=path, deadline=30)
+    assert [(row.name, row.devices) for row in table.devices] == [("phone", 3), ("board", 2), ("fast", 1)]
+    assert all(f"\n{name}" in str(table) for name in ("phone", "board", "fast"))
+    # Of many speeds five levels are made, which may divide a kind; it is still one row.
+    many = [Device(name=f"kind {number}", speed=1 + number / 10, count=7) for number in range(12)]
+    assert [row.devices for row in fedpmt.plan(fleet=many, deadline=30).devices] == [7] * 12
 
 
 @pytest.mark.parametrize(
@@ -221,7 +242,10 @@ def test_people_train_on_their_own_devices(tmp_path: Path) -> None:
     [
         (named("ann", "bob", "eve"), "has none named 'carol'"),
         (named("x", "y", "z"), "has none named 'ann'"),
-        (named("ann", "bob", "bob"), "has 2 named 'bob'"),
+        (
+            read_fleet([Device(name="ann", speed=1), Device(name="bob", speed=1, count=2)]),
+            "has 2 named 'bob'",
+        ),
         (named("ann", "bob", "carol", "eve"), "has a device named 'eve', and no client is called that"),
     ],
 )

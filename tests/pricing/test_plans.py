@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedpmt
-from fedpmt import api, prices
+from fedpmt import api
+from fedpmt.cli.main import program
 from fedpmt.devices.fleet import Device, drifted, make_fleet
 from fedpmt.pricing.matching import match_keep
 from fedpmt.simulation.assemble import make_price, plan
@@ -78,7 +81,7 @@ def test_without_a_deadline_memory_decides_who_trains_everything(tmp_path: Path)
     table = fedpmt.plan(fleet=fleet)
     assert {row.name: row.depth for row in table.devices} == {"board": 3, "phone": 2}
     assert table.uncovered == ("fc1",)
-    assert "6.2 MB of memory, more than any device has" in str(table.note)
+    assert "5.95 MiB of memory, more than any device has" in str(table.note)
 
 
 @pytest.mark.parametrize(
@@ -106,22 +109,106 @@ def test_a_run_says_which_layers_nobody_trains(
     assert bool(never) == bool(layers)
 
 
-@pytest.mark.parametrize(("method", "deadline", "needed"), [("fedpmt", 1.0, "4.3"), ("fedavg", 8.0, "10")])
-def test_a_deadline_that_nobody_meets_is_refused(
-    method: str, deadline: float, needed: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("method", "given", "reason"),
+    [
+        ("fedpmt", {"deadline": 1.0}, r"^deadline must be >= 4.21, .* \(got 1\)$"),
+        ("fedavg", {"deadline": 8.0}, r"^deadline must be >= 10, .* with fedavg"),
+        ("fedpmt", {"deadline": 1.0, "budget": "time"}, r"^deadline must be >= 4.21"),
+        ("fedpmt", {"fleet": [{"speed": 1, "count": 6, "memory_mib": 1}]}, "^memory_mib must be .*2.17 MiB"),
+    ],
+)
+def test_a_deadline_or_memory_that_nobody_has_is_refused(
+    method: str, given: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SettingError, match=f"deadline must be >= {needed}, .* with {method}"):
-        api.run(method, **SMALL, deadline=deadline, out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    with pytest.raises(SettingError, match=reason):
+        api.run(method, **SMALL, **given, out=tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+    if method == "fedpmt":
+        with pytest.raises(SettingError, match=reason):
+            fedpmt.plan(**given, samples=20)
 
 
-def test_memory_that_nobody_has_is_refused() -> None:
-    with pytest.raises(SettingError, match="no device has the memory for what fedavg lets it train"):
-        api.run(
-            "fedavg",
-            **{**SMALL, "devices": 2, "cohort": 2},
-            fleet=[{"speed": 1, "memory_mib": 1, "count": 2}],
-        )
+def test_in_a_comparison_one_method_may_miss_the_deadline_with_all_devices() -> None:
+    runs = fedpmt.compare(["fedpmt", "fedavg"], **SMALL, deadline=8.0)
+    outcomes = [{one.outcome for step in run.rounds for one in step.devices} for run in runs]
+    assert outcomes == [{"arrived", "late"}, {"late"}]
+    with pytest.raises(SettingError, match=r"deadline must be >= 4\.21"):
+        fedpmt.compare(["fedpmt", "fedavg"], **SMALL, deadline=1.0)
+
+
+FLEET = [
+    fedpmt.Device(name="slow", speed=0.01, count=2),
+    fedpmt.Device(name="far", speed=0.2, count=3, uplink_mbps=0.2),
+    fedpmt.Device(name="pi", speed=0.2, count=5),
+    fedpmt.Device(name="small", speed=1, count=4, memory_mib=3),
+    fedpmt.Device(name="fast", speed=1, count=6),
+]
+
+
+def test_a_plan_says_what_binds_whom_and_what_would_help() -> None:
+    """Depth 1 takes 420 s on the slow ones and 21 s on the pi; depth 2 24.4 s there, and 13 s on the slow link."""
+    table = fedpmt.plan(fleet=FLEET, deadline=30)
+    assert {row.name: (row.fits, row.binds) for row in table.devices} == {
+        "slow": (False, ("time",)),
+        "far": (True, ("upload",)),
+        "pi": (True, ("time",)),
+        "small": (True, ("memory",)),
+        "fast": (True, ()),
+    }
+    assert table.least_deadline == pytest.approx(420, rel=0.01)
+    # 6 of 20 devices train depths 3 and 4, 15 depth 2, and 18 depth 1; two of them take no part.
+    assert table.psi == pytest.approx(20 / 18 + 20 / 15 + 20 / 6 + 20 / 6)
+    assert table.more_time is not None
+    assert (table.more_time.name, table.more_time.devices, table.more_time.trains_from) == ("pi", 5, "fc2")
+    better = fedpmt.plan(fleet=FLEET, deadline=table.more_time.amount)
+    assert better.psi == pytest.approx(table.more_time.psi)
+    assert fedpmt.plan(fleet=FLEET, deadline=0.999 * table.more_time.amount).psi == pytest.approx(table.psi)
+    assert table.more_memory is not None
+    assert (table.more_memory.name, table.more_memory.trains_from) == ("small", "fc2")
+    more = [
+        *FLEET[:3],
+        fedpmt.Device(name="small", speed=1, count=4, memory_mib=table.more_memory.amount / 2**20),
+    ]
+    assert fedpmt.plan(fleet=[*more, FLEET[4]], deadline=30).psi == pytest.approx(table.more_memory.psi)
+    text = " ".join(str(table).split())
+    for said in (
+        "2 of 20 devices take no part: slow (time).",
+        "psi is 9.11, and 4 if every device trained every layer: in theory, the error after the same number of "
+        "rounds is about 2.28 times as large.",
+        f"With --deadline {math.ceil(10 * table.more_time.amount) / 10:g}, 5 of pi train from fc2 on",
+        "With 3.56 MiB of memory on small, 4 of small train from fc2 on",
+        "Speed 1 trains one epoch of the full model on 80 samples in 10 s.",
+    ):
+        assert said in text
+    assert "kB of memory" not in text
+    assert fedpmt.plan(fleet=FLEET, deadline=1e4).psi == 4.5
+    assert "psi is 4, its smallest value" in str(fedpmt.plan(levels="1"))
+
+
+def test_a_budget_binds_too_and_does_not_hide_the_deadline() -> None:
+    table = fedpmt.plan(fleet=FLEET, deadline=30, budget="upload=0.2")
+    assert {row.name: row.binds for row in table.devices if row.fits} == {
+        "pi": ("upload",),
+        "small": ("memory", "upload"),
+        "fast": ("upload",),
+    }
+    assert {row.name: row.binds for row in table.devices if not row.fits} == {
+        "slow": ("time",),
+        "far": ("upload",),
+    }
+    assert table.more_time is None
+    by_level = fedpmt.plan(levels="1/4,1/3,1/2,1", assign="level")
+    assert [row.binds for row in by_level.devices] == [("level",)] * 3 + [()]
+
+
+def test_without_a_deadline_an_own_models_plan_leaves_nobody_out() -> None:
+    """Depths were once fitted to the two samples of the example."""
+    net = torch.nn.Sequential(torch.nn.Linear(12, 40), torch.nn.ReLU(), torch.nn.Linear(40, 4))
+    fleet = [{"speed": 0.1}, {"speed": 1, "uplink_mbps": 0.1}]
+    table = fedpmt.plan(net, torch.zeros(2, 12), fleet=fleet, samples=80)
+    assert all(row.fits for row in table.devices)
+    assert table.deadline == pytest.approx(table.least_deadline)
 
 
 # Depths 1 to 4 of FCNN-MNIST take 0.419, 0.487, 0.636 and 1 of the full model's operations.
@@ -248,7 +335,9 @@ def test_many_kinds_are_shown_by_level_and_counted_one_by_one() -> None:
         planner.depths.index(planner.depth(fleet.device(device), 80)) + 1 for device in range(0, 5000, 50)
     ]
     assert depths == planner.depths_of(fleet, 80)[::50].tolist()
-    shares = np.bincount(planner.depths_of(fleet, 80) - 1, minlength=4) / 5000
+    able = planner.fits_of(fleet, planner.depths[0], 80)
+    shares = np.bincount(planner.depths_of(fleet, 80)[able] - 1, minlength=4) / 5000
+    assert 0 < shares.sum() < 1
     assert table.psi == pytest.approx(sum(1 / shares[depth:].sum() for depth in range(4)))
 
 
@@ -267,10 +356,26 @@ def test_frozen_layers_outputs_are_kept_where_they_are_used_again() -> None:
         assert make_price(settings, api.paper_problem_of(settings)).cached == (word == "cache")
 
 
-def test_a_measured_machine_agrees_with_the_plan() -> None:
-    """One way through the settings: what `fedpmt profile` measures and what `fedpmt plan` says."""
+def test_a_measured_machine_agrees_with_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One way through the settings: what `fedpmt profile` measures and what `fedpmt plan` says.
+
+    The plan reads the rows as they were written, and its seconds are those that were measured.
+    """
     given: dict[str, Any] = {"data": "synthetic", "samples": 100, "epochs": 2}
-    settings, measured = api.settings_of(given), prices.profile(**given, repeat=1)["depths"]
+    flags, path = ["--data", "synthetic", "--samples", "100", "--epochs", "2"], tmp_path / "fleet.csv"
+    for name in ("pi", "phone"):
+        add = ["profile", *flags, "--repeat", "1", "--name", name, "--out", str(path), "--json"]
+        assert program(add) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[0])
+    (row,) = (one for one in fedpmt.plan(fleet=path, deadline=1e6, **given).devices if one.name == "pi")
+    measured = found["depths"]
+    assert row.seconds == pytest.approx(2 * 100 * measured[-1]["seconds_per_sample"], rel=1e-5)
+    assert program(add) == 2
+    assert f"name must not be in '{path}' yet (got 'phone')" in capsys.readouterr().err
+    with pytest.raises(SettingError, match="the speed of 'pi' was measured for 'fcnn-mnist: 100 samples"):
+        fedpmt.plan(fleet=path, **{**given, "samples": 80})
+    assert path.read_text().count("\n") == 3
+    settings = api.settings_of(given)
     planner = plan(settings, api.paper_problem_of(settings), make_fleet(settings))
     priced = [planner.price(part).memory_bytes for part in planner.depths]
     assert priced == pytest.approx([row["peak_bytes"] for row in measured], rel=0.02)

@@ -139,13 +139,17 @@ def test_lost_replies_take_a_place_and_are_never_folded() -> None:
 
 
 def test_a_run_ends_though_nobody_ever_arrives() -> None:
-    run = fedpmt.run("fedavg", **{**EVENTS, "rounds": 2}, buffer=2, deadline=1)
+    """With speeds that may change, nobody can know it before; otherwise the run is refused."""
+    run = fedpmt.run("fedavg", **{**EVENTS, "rounds": 2}, buffer=2, deadline=1, drift="1,10")
     assert {one.outcome for one in replies(run)} == {"late"}
     assert len(run.rounds) == 2
     small = [fedpmt.Device(speed=1, memory_mib=0.001, count=10)]
-    run = fedpmt.run("fedavg", **{**EVENTS, "rounds": 2}, buffer=2, fleet=small)
-    assert {one.outcome for one in replies(run)} == {"failed"}
-    assert run.rounds[-1].virtual_seconds == 0
+    for given, reason in (
+        ({"deadline": 1}, "deadline must be >= 10"),
+        ({"fleet": small}, "memory_mib must be larger"),
+    ):
+        with pytest.raises(fedpmt.SettingError, match=reason):
+            fedpmt.run("fedavg", **{**EVENTS, "rounds": 2}, buffer=2, **given)
 
 
 def test_whoever_cannot_be_reached_does_not_start() -> None:

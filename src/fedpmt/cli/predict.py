@@ -14,6 +14,7 @@ from fedpmt.report.budgets import ACTIONS
 from fedpmt.report.quantities import bytes_unit, count_unit, joules_unit, percent_unit, time_unit
 from fedpmt.report.quantities import show as quantity
 from fedpmt.settings import Settings
+from fedpmt.types import shown_memory
 
 
 def show_prediction(request: api.Request, folder: Path, *, as_json: bool) -> None:
@@ -60,7 +61,7 @@ def _cells(row: Mapping[str, Any], prediction: Mapping[str, Any], settings: Sett
         "time": quantity(row["seconds"], time_unit),
         "reply": row["outcome"],
         "upload": quantity(float(row["upload_bytes"]), bytes_unit),
-        "memory": quantity(float(row["memory_bytes"]), bytes_unit),
+        "memory": shown_memory(row["memory_bytes"]),
         "operations": quantity(float(row["operations"]), count_unit),
     }
     if prediction["joules"] is not None:

@@ -14,8 +14,9 @@ from fedpmt.api import options_for
 from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
 from fedpmt.cli.runs import Json
-from fedpmt.pricing.text_table import text_table
-from fedpmt.types import SettingError, shown_bytes
+from fedpmt.devices.rows import add_device, check_new_name, read_devices
+from fedpmt.pricing.text_table import text_table, wrap
+from fedpmt.types import SettingError, shown_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,15 +105,28 @@ def cost(
 
 
 @with_settings(without=(*TRAINING_ONLY, "lr"))
-def plan(given: dict[str, Any], input_shape: InputShape = None, as_json: Json = False) -> None:
+def plan(
+    given: dict[str, Any],
+    input_shape: InputShape = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a page in which the plan can be changed; needs no server.", metavar="PAGE.html"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """From speeds and a deadline: what each device trains, how long it takes, and what that costs.
 
     Examples:
       fedpmt plan --deadline 30
       fedpmt plan --fleet devices.csv --deadline 30 --task cnn-cifar10
+      fedpmt plan --fleet devices.csv --out plan.html
     """
     given["options"] = options_for("fedpmt", given.get("options", {}))
-    table = prices.plan(**given, example=_example(input_shape))
+    table = prices.plan(**given, example=_example(input_shape), out=out)
+    if out is not None:
+        show.say(f"written: {out}")
     show.out(table.model_dump_json() if as_json else table.text(show.width()))
 
 
@@ -121,6 +135,10 @@ def profile(
     given: dict[str, Any],
     input_shape: InputShape = None,
     name: Annotated[str, typer.Option(help="What to call this machine in the fleet CSV.")] = "this-machine",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Add the row to this fleet CSV, as fedpmt plan --fleet reads it.", metavar="FILE"),
+    ] = None,
     repeat: Annotated[
         int, typer.Option(help="Measurements per depth; the median counts.", min=1, max=1000)
     ] = 5,
@@ -130,40 +148,52 @@ def profile(
 
     Examples:
       fedpmt profile
-      fedpmt profile --task cnn-cifar10 --name raspberry
+      fedpmt profile --task cnn-cifar10 --name raspberry --out devices.csv
     """
     given.pop("options", None)
+    if out is not None:
+        check_new_name(out, name)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler talks of itself otherwise
     measured = prices.profile(**given, example=_example(input_shape), name=name, repeat=repeat)
-    if as_json:
-        print(json.dumps(measured))
-        return
+    if out is not None:
+        (device,) = read_devices(f"{measured['csv']}\n")
+        add_device(out, device)
+        show.say(f"row added: {out}")
+    show.out(json.dumps(measured) if as_json else _profiled(measured, show.width()))
+
+
+def _profiled(measured: Mapping[str, Any], width: int) -> str:
+    """A measurement as a table, and the row for a fleet's CSV."""
     rows = [
         [
             str(row["depth"]),
             row["trains_from"],
-            f"{1e6 * row['seconds_per_sample']:.1f}",
-            shown_bytes(row["peak_bytes"]),
+            f"{1e6 * row['seconds_per_sample']:,.1f}",
+            shown_memory(row["peak_bytes"]),
         ]
         for row in measured["depths"]
     ]
-    title = f"{measured['task']}, batch {measured['batch']}, on {name}"
+    title = f"{measured['task']}, batch {measured['batch']}, on {measured['name']}"
     columns = ("depth", "trains from", "microseconds a sample", "peak memory")
-    show.out(text_table(title, columns, rows, names=(1,), width=show.width()))
+    said = [text_table(title, columns, rows, names=(1,), width=width)]
     if measured["frozen_seconds_per_sample"]:
-        print(_precisions(measured["frozen_seconds_per_sample"]))
-    print(measured["csv"])
+        said += _precisions(measured["frozen_seconds_per_sample"])
+    said.append(
+        f"Row for the fleet CSV: speed 1 means {measured['scale']}; memory is all that this machine has."
+    )
+    lines = [line for text in said[1:] for line in wrap(text, width)]
+    return "\n".join([said[0], *lines, measured["csv"]])
 
 
-def _precisions(seconds: Mapping[str, float]) -> str:
+def _precisions(seconds: Mapping[str, float]) -> list[str]:
     """What an operation of the frozen layers takes here in fewer bits, as the setting that prices it."""
     whole, *others = seconds
     shown = ", ".join(f"{name} {1e6 * one:.1f}" for name, one in seconds.items())
     factors = ",".join(f"{name}={seconds[name] / seconds[whole]:.2f}" for name in others)
-    return (
-        f"frozen layers of depth 1, microseconds a sample: {shown}\n"
-        f"prices with these: --precision-seconds {factors} (int8 is simulated)"
-    )
+    return [
+        f"Frozen layers of depth 1, microseconds a sample: {shown}.",
+        f"As a setting: --precision-seconds {factors} (int8 is simulated).",
+    ]
 
 
 def _example(shape: str | None) -> Any:

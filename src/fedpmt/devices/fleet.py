@@ -138,6 +138,11 @@ class Fleet:
         columns = [self.speeds, self.levels]
         columns += [array for array in (self.uplinks, self.downlinks, self.memories) if array is not None]
         columns += [] if self.watts is None else list(self.watts.T)
+        numbers: dict[str, int] = {}
+        # Kinds that are called differently stay apart, though they are equal in all that counts.
+        columns += (
+            [np.array([numbers.setdefault(name, len(numbers)) for name in self.names])] if self.names else []
+        )
         if len(columns) == 2 and all(
             np.ptp(self.speeds[members]) == 0 for members in self.members if len(members)
         ):
@@ -190,12 +195,21 @@ def make_fleet(settings: Settings) -> Fleet:
     """The fleet of a run: by levels, or as measured."""
     if settings.fleet is None:
         return from_levels(settings.levels, settings.devices, settings.partition_seed, settings.availability)
-    fleet = read_fleet(settings.fleet, settings.availability)
+    fleet = read_fleet(settings.fleet, settings.availability, speed_scale(settings))
     if len(fleet) != settings.devices:
         raise SettingError(
             f"{table_name('fleet', settings.fleet)} lists {len(fleet)} devices, but devices = {settings.devices}"
         )
     return fleet
+
+
+def speed_scale(settings: Settings) -> str:
+    """Say what a device of speed 1 does: one epoch of the full model on a device's samples, in `full_seconds`.
+
+    `fedpmt profile` writes it next to a measured speed, so that no plan takes that speed for another model's.
+    """
+    work = f"{settings.model or settings.task}: {settings.samples} samples in batches of {settings.batch}"
+    return f"{work} in {settings.full_seconds:g} s"
 
 
 def from_levels(spec: str, devices: int, seed: int, availability: float = 1.0) -> Fleet:
@@ -273,9 +287,21 @@ def grouped(speeds: np.ndarray, **columns: np.ndarray | tuple[str, ...] | None) 
     return Fleet(speeds, levels, level_speeds, **columns)  # type: ignore[arg-type]
 
 
-def read_fleet(source: Any, availability: float = 1.0) -> Fleet:
-    """A fleet from its rows, in a CSV or in Python; `availability` is that of devices where none is stated."""
+def read_fleet(source: Any, availability: float = 1.0, scale: str | None = None) -> Fleet:
+    """Read a fleet from its rows, in a CSV or in Python.
+
+    Args:
+        source: The rows.
+        availability: That of devices where none is stated.
+        scale: What speed 1 means here; rows whose speed was measured on another scale are refused. None: any scale.
+    """
     rows = read_devices(source)
+    other = next((row for row in rows if scale and row.scale and row.scale != scale), None)
+    if other is not None:
+        raise SettingError(
+            f"{table_name('fleet', source)}: the speed of '{other.name}' was measured for '{other.scale}', and here "
+            f"speed 1 means '{scale}'; profile it with these settings, or plan with those"
+        )
     counts = [row.count for row in rows]
     if sum(counts) >= NONE:
         raise SettingError(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedpmt.devices.tables import is_file, is_frame, read_table, table_name, write_table
+from fedpmt.records import write_atomically
 from fedpmt.settings import parse_number
 from fedpmt.types import SettingError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,8 @@ class Device:
             state it, or none.
         watts_sending: Watts while its link is busy, down or up; None: 0.
         watts_idle: Watts while it waits for the round to end; None: 0.
+        scale: What a device of speed 1 does, as `fedpmt profile` states it. A plan or run in which speed 1 means
+            something else refuses the row; "" is not checked.
 
     Raises:
         SettingError: A value cannot be used.
@@ -49,10 +55,12 @@ class Device:
     watts_computing: float | None = None
     watts_sending: float | None = None
     watts_idle: float | None = None
+    scale: str = ""
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the value is frozen, but for what is read here
         set_field(self, "name", str(self.name).strip())
+        set_field(self, "scale", str(self.scale).strip())
         set_field(self, "count", _read_count(self.count))
         for column in NUMBERS:
             value = getattr(self, column)
@@ -91,6 +99,7 @@ def read_devices(source: Any) -> list[Device]:
             devices.append(Device(**{"speed": "", **cells}))  # type: ignore[arg-type]
         except SettingError as error:
             raise SettingError(f"{place}: {error}") from None
+    _refuse_same_names([place for place, _ in rows], devices)
     if any(getattr(one, column) is not None for one in devices for column in WATTS):
         for (place, _), one in zip(rows, devices, strict=True):
             if one.watts_computing is None:
@@ -98,6 +107,17 @@ def read_devices(source: Any) -> list[Device]:
                     f"{place}: watts_computing must be stated for all devices, or no watts for any"
                 )
     return devices
+
+
+def _refuse_same_names(places: Sequence[str], devices: Sequence[Device]) -> None:
+    first: dict[str, str] = {}
+    for place, one in zip(places, devices, strict=True):
+        if one.name and one.name in first:
+            raise SettingError(
+                f"{place}: name must differ from that of {first[one.name].rpartition(', ')[2]} (got '{one.name}'); "
+                "several devices of a kind are one row with a count"
+            )
+        first[one.name] = place
 
 
 def write_devices(devices: Iterable[Device]) -> str:
@@ -110,6 +130,24 @@ def write_devices(devices: Iterable[Device]) -> str:
         if column == "speed" or any(getattr(one, column) != getattr(usual, column) for one in devices)
     ]
     return write_table(columns, ([getattr(one, column) for column in columns] for one in devices))
+
+
+def check_new_name(path: Path, name: str) -> None:
+    """Refuse to add a device to a fleet's CSV that has one of that name; a file that does not exist has none."""
+    if path.exists() and any(one.name == name for one in read_devices(path)):
+        raise SettingError(f"name must not be in '{path}' yet (got '{name}'); choose another with --name")
+
+
+def add_device(path: Path, device: Device) -> None:
+    """Add a row to a fleet's CSV, which is written anew, or begin one."""
+    check_new_name(path, device.name)
+    text = write_devices([*(read_devices(path) if path.exists() else ()), device])
+    read_devices(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise SettingError(f"out = '{path}' cannot be written: {error.strerror or error}") from error
 
 
 def _cells(item: Any) -> Any:

@@ -93,6 +93,8 @@ def _read_csv(name: str, lines: io.StringIO) -> tuple[list[str], list[Row]]:
         _refuse_other_separators(name, header)
         _refuse_twins(name, [column for column in header if column])
         for cells in reader:
+            if [cell.strip() for cell in cells] == header:
+                continue  # files of several machines, put together, repeat their headings
             place = f"{name}, line {reader.line_num}"
             found = {
                 column: cell.strip() for column, cell in zip(header, cells, strict=False) if cell.strip()

@@ -17,7 +17,7 @@ from fedpmt.pricing.paper import dropped_operations
 from fedpmt.pricing.price import Mode, Price
 from fedpmt.pricing.text_table import WIDTH, text_table, wrap
 from fedpmt.seeds import generator
-from fedpmt.types import SettingError, shown_bytes, shown_count
+from fedpmt.types import SettingError, shown_bytes, shown_count, shown_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ class LayerTable(BaseModel):
                 shown_count(row.parameters),
                 shown_count(row.forward / self.batch),
                 f"{row.share:.1%}",
-                shown_bytes(row.activation_bytes),
+                shown_memory(row.activation_bytes),
             ]
             for row in self.layers
         ]
@@ -165,7 +165,7 @@ def _cells(table: CostTable, row: DepthRow) -> list[str]:
         shown_count(row.operations),
         f"{row.ratio:.1%}",
         shown_bytes(row.upload_bytes),
-        shown_bytes(row.memory_bytes),
+        shown_memory(row.memory_bytes),
     ]
 
 

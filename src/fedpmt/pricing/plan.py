@@ -14,7 +14,7 @@ from fedpmt.parts.part import GLOBAL, mask
 from fedpmt.pricing.matching import largest
 from fedpmt.pricing.meter import Meter, Plan, download_bytes, upload_bytes
 from fedpmt.resources import ROUNDING, Resources
-from fedpmt.types import SettingError, shown_bytes
+from fedpmt.types import SettingError, shown_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,11 +56,11 @@ class Planner:
         down, up = self.traffic(part)
         return self.times.training(device, self.price(part), samples) + self.times.transfer(device, down, up)
 
-    def seconds_of(self, fleet: Fleet, part: Part, samples: Sizes) -> np.ndarray:
-        """T_k of every device of a fleet for this part."""
+    def seconds_of(self, fleet: Fleet, part: Part, samples: Sizes, share: float = 1.0) -> np.ndarray:
+        """T_k of every device of a fleet for this part; `share` is the part of their steps that they take."""
         down, up = self.traffic(part)
         unit, cost = Device(0, 1, 1.0), self.price(part)
-        reference = _for_each(samples, lambda size: self.times.training(unit, cost, size))
+        reference = _for_each(samples, lambda size: self.times.training(unit, cost, size, share))
         seconds = reference / fleet.speeds
         if fleet.downlinks is not None:
             seconds = seconds + down / fleet.downlinks
@@ -106,6 +106,40 @@ class Planner:
         slowest = float(self.seconds_of(fleet, self.depths[0], samples).max())
         return max(slowest, self.deepest(fleet, self.price.samples)[1])
 
+    def least_deadline(self, fleet: Fleet, samples: int, share: float = 1.0) -> float | None:
+        """Find the smallest deadline that gives every device the time for the smallest part, in a share of its steps.
+
+        None where some device has not the memory for it, so that no deadline keeps everybody in.
+        """
+        smallest = self.depths[0]
+        if fleet.memories is not None and fleet.memories.min() < self.memory_of(smallest, samples):
+            return None
+        return float(self.seconds_of(fleet, smallest, samples, share).max())
+
+    def explain_refusal(self, fleet: Fleet, samples: int, share: float = 1.0) -> str:
+        """Say why no device of a fleet can take part, and what to change."""
+        if self.budget is not None and not self.budget.planned:
+            return (
+                f"budget must allow more {self.budget.resource}: no device can train even the smallest part"
+            )
+        seconds, memory = [], []
+        for level, members in enumerate(fleet.members):
+            part = self.depths[level if self.assign == "level" else 0]
+            needed = float(self.memory_of(part, samples))
+            memory += [needed] if len(members) else []
+            able = members if fleet.memories is None else members[fleet.memories[members] >= needed]
+            seconds += self.seconds_of(fleet, part, samples, share)[able].tolist()
+        if not seconds and fleet.memories is not None:
+            most = shown_memory(fleet.memories.max())
+            return (
+                f"memory_mib must be at least {shown_memory(min(memory))} on some device: no device has the memory for "
+                f"the smallest part (the most is {most})"
+            )
+        return (
+            f"deadline must be >= {round_up(min(seconds))}, which the fastest device needs for the smallest part "
+            f"(got {self.deadline:g})"
+        )
+
     def uncovered(self, fleet: Fleet, samples: Sizes) -> tuple[str, ...]:
         """Name the layers that no device of a fleet trains in time and in memory."""
         chosen = self.depths_of(fleet, samples)
@@ -117,18 +151,35 @@ class Planner:
         return tuple(names)
 
     def groups(self, fleet: Fleet, samples: Sizes) -> list[np.ndarray]:
-        """Divide a fleet into devices of the same level and depth, slowest level first."""
+        """Divide a fleet into devices of the same level and depth, slowest level first; those that it fits apart."""
         chosen = self.depths_of(fleet, samples)
+        fits = np.zeros(len(fleet), dtype=bool)
+        for depth, part in enumerate(self.depths, start=1):
+            fits |= (chosen == depth) & self.fits_of(fleet, part, samples)
+        kinds = 2 * chosen + fits
         return [
-            members[chosen[members] == depth]
-            for members in fleet.members
-            for depth in np.unique(chosen[members])
+            members[kinds[members] == kind] for members in fleet.members for kind in np.unique(kinds[members])
         ]
+
+    def kinds(self, fleet: Fleet) -> Sequence[tuple[Device, int]]:
+        """One device of each kind with how many there are, slowest first.
+
+        Measured speeds may put devices of one kind on two levels; they are told apart where the plan does so.
+        """
+        leveled = self.assign == "level" or (self.budget is not None and len(self.budget.amounts) > 1)
+        if leveled or len(fleet.profiles) > MOST_KINDS:
+            return fleet.profiles
+        found: dict[Device, tuple[Device, int]] = {}
+        for device, count in fleet.profiles:
+            kind = replace(device, id=0, level=0)
+            first, before = found.get(kind, (device, 0))
+            found[kind] = first, before + count
+        return list(found.values())
 
     def untrained(self, layers: Sequence[str], fleet: Fleet, samples: Sizes) -> str:
         """Say that no device trains these layers, and what to change."""
         return (
-            f"no device of this fleet trains {_listed(layers)}, so these weights stay as they are at the start; "
+            f"no device of this fleet trains {list_names(layers)}, so these weights stay as they are at the start; "
             + self._remedy(fleet, samples)
         )
 
@@ -137,12 +188,11 @@ class Planner:
         if self.budget is not None and not self.budget.planned:
             return "allow more with --budget"
         if deepest is not whole:
-            needed = shown_bytes(self.price(whole).memory_bytes)
+            needed = shown_memory(self.price(whole).memory_bytes)
             return f"training all layers takes {needed} of memory, more than any device has"
         if self.assign == "level" and not len(fleet.members[-1]):
             return "no device is on the highest level: change --levels or --devices"
-        # Rounded up, so that the number that is named is enough.
-        return f"set --deadline to {math.ceil(10 * seconds) / 10:g} or more"
+        return f"set --deadline to {round_up(seconds)} or more"
 
     def traffic(self, part: Part) -> tuple[int, int]:
         """Bytes down and up of a part."""
@@ -211,10 +261,21 @@ def _for_each(samples: Sizes, value: Callable[[int], float]) -> float | np.ndarr
     return np.array([value(int(size)) for size in different])[which]
 
 
-def _listed(names: Sequence[str]) -> str:
+def round_up(seconds: float) -> str:
+    """Write seconds as a deadline, rounded up so that the number is enough.
+
+    >>> [round_up(value) for value in (24.37, 10, 4.201, 1234.51, 0.025571)]
+    ['24.4', '10', '4.21', '1234.6', '0.0256']
+    """
+    digits = max(1, 2 - math.floor(math.log10(seconds)))
+    text = f"{math.ceil(seconds * 10**digits * (1 - ROUNDING)) / 10**digits:.{digits}f}"
+    return text.rstrip("0").rstrip(".")
+
+
+def list_names(names: Sequence[str]) -> str:
     """Names as in a sentence.
 
-    >>> _listed(["fc1", "fc2", "fc3"])
+    >>> list_names(["fc1", "fc2", "fc3"])
     'fc1, fc2 and fc3'
     """
     *others, last = names

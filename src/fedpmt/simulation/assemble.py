@@ -64,9 +64,17 @@ def make_price(settings: Settings, problem: Problem, room: float = math.inf) -> 
 
 
 def plan(
-    settings: Settings, problem: Problem, fleet: Fleet, method: Method[Any, Any] | None = None
+    settings: Settings,
+    problem: Problem,
+    fleet: Fleet,
+    method: Method[Any, Any] | None = None,
+    *,
+    samples: int | None = None,
 ) -> Planner:
-    """Who trains what; with a method, prices know what its local work adds to a part."""
+    """Plan who trains what; with a method, prices know what its local work adds to a part.
+
+    `samples` is how many each device has, where the problem is only an example of its data.
+    """
     structure = problem.model.structure
     price = make_price(settings, problem, math.inf if fleet.memories is None else float(fleet.memories.min()))
     structures = {name: model.structure for name, model in problem.models.items()}
@@ -81,7 +89,7 @@ def plan(
         fleet,
         assign=settings.assign,
         deadline=settings.deadline,
-        samples=sizes_of(problem, settings),
+        samples=sizes_of(problem, settings) if samples is None else samples,
         budget=settings.limits,
         structures=structures,
         extra=extra,

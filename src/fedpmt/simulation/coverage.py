@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedpmt.parts.part import GLOBAL, frozen_prefix, left_out, mask
-from fedpmt.pricing.plan import MOST_KINDS
+from fedpmt.pricing.plan import MOST_KINDS, round_up
 from fedpmt.records import DEVICES
 from fedpmt.resources import ROUNDING
 from fedpmt.simulation.bookkeeping import record_device
 from fedpmt.simulation.cohort import assign
 from fedpmt.simulation.problem import sizes_of
-from fedpmt.types import SettingError, shown_bytes, shown_count, shown_joules
+from fedpmt.types import SettingError, shown_bytes, shown_count, shown_joules, shown_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,29 +44,43 @@ def warn_before_training(federation: Federation, progress: Progress) -> None:
         warn_of_fresh_norms(federation, progress)
 
 
-def check_replies(federation: Federation, progress: Progress) -> None:
-    """Refuse a deadline, or a fleet's memory, under which no device can ever reply."""
-    settings, latest = federation.settings, federation.settings.deadline
+def check_replies(federation: Federation, progress: Progress, *, keep_idle: bool = False) -> None:
+    """Refuse a deadline, or a fleet's memory, under which no device can ever reply.
+
+    With `keep_idle`, only where none could with any method: not even with FedPMT's smallest part.
+    """
+    settings, latest, planner = federation.settings, federation.settings.deadline, federation.planner
     changing = bool(settings.drift) or federation.traces is not None
     if changing or (latest is None and federation.fleet.memories is None):
         return
-    seconds = []
+    samples = sizes_of(federation.problem, settings)
+    if keep_idle and planner.fits_of(federation.fleet, planner.depths[0], samples).any():
+        return
+    found = []
     for round_, device in _assignments(federation, progress):
         one = assign(federation, progress, device, replace(round_, cohort=(device.id,)))
         if one.able and (latest is None or one.seconds <= latest * (1 + ROUNDING)):
             return
-        seconds += [one.seconds] if one.able else []
+        found.append(one)
+    seconds = [one.seconds for one in found if one.able]
     if not seconds or latest is None:
-        raise SettingError(f"memory_mib: no device has the memory for what {settings.method} lets it train")
-    # Rounded up, so that the number that is named is enough.
-    needed = math.ceil(10 * min(seconds)) / 10
+        least = shown_memory(min(one.usage.memory for one in found))
+        raise SettingError(
+            f"memory_mib must be larger: no device has the memory for what {settings.method} lets it train, "
+            f"{least} or more"
+        )
     raise SettingError(
-        f"deadline must be >= {needed:g}, the seconds that the fastest device needs with {settings.method} "
-        f"(got {latest:g})"
+        f"deadline must be >= {round_up(min(seconds))}, the seconds that the fastest device needs with "
+        f"{settings.method} (got {latest:g})"
     )
 
 
-AMOUNTS = {"operations": shown_count, "time": "{:,.1f} s".format, "energy": shown_joules}
+AMOUNTS = {
+    "operations": shown_count,
+    "time": "{:,.1f} s".format,
+    "energy": shown_joules,
+    "memory": shown_memory,
+}
 """How the amount of a resource is shown; others are bytes."""
 
 

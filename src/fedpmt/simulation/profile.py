@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from fedpmt.devices.fleet import MIB
+from fedpmt.devices.fleet import MIB, speed_scale
 from fedpmt.devices.tables import write_table
 from fedpmt.models.layered import PREFIX_BATCH
 from fedpmt.models.precision import Prefix
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 def profile(settings: Settings, problem: Problem, data: Examples, name: str, repeat: int) -> dict[str, Any]:
     """Seconds per sample and peak memory of each depth, on one thread as devices train; and a row for the fleet CSV.
 
-    The row's speed is relative to a device that trains one epoch of the full model in `full_seconds`.
+    The row's speed is relative to a device that trains one epoch of the full model in `full_seconds`; the row says so,
+    and of which model and how many samples, in its column `scale`.
     """
     local = local_settings(settings)
     site = Site({GLOBAL: problem.model}, problem.objective, local)
@@ -82,13 +83,21 @@ def profile(settings: Settings, problem: Problem, data: Examples, name: str, rep
         for number, part in enumerate(parts)
     ]
     speed = settings.full_seconds / (rows[-1]["seconds_per_sample"] * settings.samples)  # type: ignore[operator]
+    row = {
+        "name": name,
+        "speed": f"{speed:.6g}",
+        "memory_mib": _memory_bytes() // MIB,
+        "scale": speed_scale(settings),
+    }
     return {
         "name": name,
         "batch": settings.batch,
         "speed": speed,
+        "memory_mib": row["memory_mib"],
+        "scale": row["scale"],
         "depths": rows,
         "frozen_seconds_per_sample": frozen,
-        "csv": _csv_row(name, speed),
+        "csv": write_table(list(row), [list(row.values())]).rstrip("\n"),
     }
 
 
@@ -135,8 +144,6 @@ def peak_bytes(work: Callable[[], object]) -> int:
     return peak
 
 
-def _csv_row(name: str, speed: float) -> str:
-    """What the fleet CSV says of this machine: its name, its speed and its memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    row = (name, f"{speed:.6g}", f"{memory / MIB:.0f}")
-    return write_table(("name", "speed", "memory_mib"), [row]).rstrip("\n")
+def _memory_bytes() -> int:
+    """All the memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

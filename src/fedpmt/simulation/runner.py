@@ -235,10 +235,12 @@ def simulate(
     on_start: Callable[[], None] | None = None,
     *,
     keep_diverged: bool = False,
+    keep_idle: bool = False,
 ) -> ResultRecord:
     """Play all rounds, or those that are missing; the folder must be open, and held by `exclusive`.
 
-    With `keep_diverged` a run that diverges is finished with the rounds before, and says so.
+    With `keep_diverged` a run that diverges is finished with the rounds before, and says so. With `keep_idle` a method
+    that no device can keep the deadline with is played for comparison, instead of raising `SettingError`.
     """
     from fedpmt.simulation.assemble import assemble
     from fedpmt.simulation.coverage import check_replies, check_room, warn_before_training
@@ -247,7 +249,7 @@ def simulate(
         check_room(federation, folder)
         with Journal(federation, folder) as journal:
             if journal.stopped is None:
-                check_replies(federation, journal.progress)
+                check_replies(federation, journal.progress, keep_idle=keep_idle)
             if on_start is not None:
                 on_start()
             if journal.stopped is None:
