@@ -111,7 +111,7 @@ def plan(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Also write a page in which the plan can be changed; needs no server.", metavar="PAGE.html"
+            help="Also write a page in which the plan can be changed (default: none).", metavar="PAGE.html"
         ),
     ] = None,
     as_json: Json = False,
@@ -137,7 +137,10 @@ def profile(
     name: Annotated[str, typer.Option(help="What to call this machine in the fleet CSV.")] = "this-machine",
     out: Annotated[
         Path | None,
-        typer.Option(help="Add the row to this fleet CSV, as fedpmt plan --fleet reads it.", metavar="FILE"),
+        typer.Option(
+            help="Add the row to this fleet CSV, which fedpmt plan --fleet reads (default: print it).",
+            metavar="FILE",
+        ),
     ] = None,
     repeat: Annotated[
         int, typer.Option(help="Measurements per depth; the median counts.", min=1, max=1000)
