@@ -111,8 +111,7 @@ def plan(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Also write a page in which the plan can be changed; needs no server (default: none).",
-            metavar="PAGE.html",
+            help="Also write a page in which the plan can be changed (default: none).", metavar="PAGE.html"
         ),
     ] = None,
     as_json: Json = False,
@@ -139,7 +138,7 @@ def profile(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Add the row to this fleet CSV, as fedpmt plan --fleet reads it (default: none).",
+            help="Add the row to this fleet CSV, which fedpmt plan --fleet reads (default: print it).",
             metavar="FILE",
         ),
     ] = None,
