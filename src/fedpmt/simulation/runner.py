@@ -134,10 +134,11 @@ def differing(stored: Mapping[str, Any], settings: Settings) -> str | None:
     A run may be extended, so rounds are not compared.
     """
     identity = {key: value for key, value in settings.identity().items() if key != "rounds"}
-    if stored.get("method") == settings.method:
+    options = stored.get("options", {})
+    if stored.get("method") == settings.method and isinstance(options, dict):
         with suppress(SettingError):
             # Older versions stored options as they were typed.
-            stored = {**stored, "options": typed_options(settings.method, stored.get("options", {}))}
+            stored = {**stored, "options": typed_options(settings.method, options)}
     return next((key for key, value in identity.items() if key in stored and stored[key] != value), None)
 
 
