@@ -78,10 +78,17 @@ def command_page() -> str:
         lines += [f"## {' '.join(path)}", "", command.help or "", "", f"    {_usage(path, command)}", ""]
         own = [option for option in command.params if not _is_setting(option)]
         shared = [option.opts[0] for option in command.params if _is_setting(option)]
+        others = [
+            option.opts[0]
+            for option in _run_command().params
+            if _is_setting(option) and option.opts[0] not in shared
+        ]
         if own:
             lines += [*_table("option", "meaning"), *(_row(_spelling(one), _help(one)) for one in own), ""]
-        if shared:
-            lines += ["Settings: " + ", ".join(f"`{flag}`" for flag in shared) + ".", ""]
+        if len(shared) > len(others):
+            lines += [f"All settings of a run{' but ' if others else ''}{_flags(others)}.", ""]
+        elif shared:
+            lines += [f"Settings of a run: {_flags(shared)}.", ""]
         if command.epilog:
             lines += [_plain(command.epilog), ""]
     return "\n".join(lines)
@@ -96,14 +103,24 @@ def settings_page() -> str:
         "`held_out = 0.2` in a TOML file that `--config` names. Flags override the file. A method's own settings are",
         "`--set METHOD.NAME=VALUE`, and are listed on [its page](../methods/README.md).",
         "",
-        *_table("setting", "values", "default", "meaning"),
     ]
-    for name, field in Settings.model_fields.items():
-        if field.description:
-            lines.append(
-                _row(f"`{name}`", _type(field.annotation), _default(field.default), field.description)
-            )
-    return "\n".join([*lines, ""])
+    for group, names in setting_groups().items():
+        lines += [f"## {group}", "", *_table("setting", "values", "default", "meaning")]
+        for name in names:
+            field = Settings.model_fields[name]
+            cells = f"`{name}`", _type(field.annotation), _default(field.default), field.description or ""
+            lines.append(_row(*cells))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def setting_groups() -> dict[str, list[str]]:
+    """Return the settings of a run by the headings of `fedpmt run --help`."""
+    groups: dict[str, list[str]] = {}
+    for option in _run_command().params:
+        if _is_setting(option):
+            groups.setdefault(getattr(option, "rich_help_panel", ""), []).append(str(option.name))
+    return groups
 
 
 def records_page() -> str:
@@ -140,6 +157,14 @@ def _commands(
             yield from _commands(each, (*path, name))
     else:
         yield path, command
+
+
+def _run_command() -> click.Command:
+    return dict(_commands(typer.main.get_command(app), ("fedpmt",)))["fedpmt", "run"]
+
+
+def _flags(flags: list[str]) -> str:
+    return ", ".join(f"`{flag}`" for flag in flags)
 
 
 def _usage(path: tuple[str, ...], command: click.Command) -> str:
