@@ -149,8 +149,8 @@ HEAD = """
 # What of the paper reproduces
 
 One line for each claim of the paper's experiments (section IV) and of its theorem (III-C). A claim *holds* if all
-cases we checked confirm it, *holds partly* if some do, and *does not reproduce* if none does. "Varied" is what the paper
-leaves open and we tried. The numbers are ours; each page names its command and seeds.
+cases we checked confirm it, *holds partly* if some do, and *does not reproduce* if none does. "Varied" is what the
+paper leaves open and we tried. The numbers are ours; each page names its command and seeds.
 
 The runs behind the pages are in records/, one archive per page with a list of hashes. Add `--draw-only --out
 docs/results` to a page's command to draw it again from these runs, without training. With the versions named at its

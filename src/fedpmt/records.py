@@ -126,7 +126,9 @@ class DeviceRecord(Record):
     budget: float | None = None  # how much of it there was
     started: float | None = None  # on a clock of events: when, in virtual seconds
     version: int | None = None  # of the model that it started from: the server steps before
+    turn: int = 0  # which draw of devices from that version it was in
     staleness: int | None = None  # server steps between that version and the one it was folded into
+    digest: str = ""  # of a real device's reply, by which a replay is compared
 
     @property
     def over_budget(self) -> bool:

@@ -29,9 +29,11 @@ from fedpmt.records import DEVICES, MODEL_FILE, ROUNDS, RunRecord
 from fedpmt.simulation.checkpoint import read_value
 from fedpmt.testing import CHECKS, ON_A_BENCH, Subject, check_method
 from fedpmt.testing.checks import (
+    declares_what_replies_carry,
     keeps_server_work_within_cap,
     learns_with_default_settings,
     same_bits_after_resume,
+    same_bits_for_any_number_of_workers,
 )
 from fedpmt.training.server import Yogi
 from fedpmt.types import SettingError
@@ -43,6 +45,12 @@ ENOUGH = {"fjord": 24, "comet": 80, "fedgkt": 6, "prunefl": 24, "fedasync": 120}
 
 LONG = ("comet", "fedgkt", "prunefl", "fiarse", "fedgen")
 """Methods that need many rounds, or long ones, until they are better than a guess: `make test-slow` waits for them."""
+
+ON_WORKERS = ("fedavg", "fedpmt", "heterofl", "scaffold", "fedgkt", "fedbuff")
+"""Of each kind of state that devices keep, one whose bits are compared over numbers of workers in CI."""
+
+GENERATING = ("fedgen", "feddf")
+"""Methods whose server trains for long."""
 
 OTHER_CLOCK = (
     "fedavg",
@@ -80,7 +88,11 @@ def cases() -> list[Any]:
     found = []
     for name in METHODS:
         for check in CHECKS:
-            long = name in LONG and check is learns_with_default_settings
+            long = (
+                (name in LONG and check is learns_with_default_settings)
+                or (name not in ON_WORKERS and check is same_bits_for_any_number_of_workers)
+                or (name in GENERATING and check is declares_what_replies_carry)
+            )
             slow = [pytest.mark.slow] if long or (name in PRESETS and check not in ON_A_BENCH) else []
             found.append(pytest.param(name, check, id=f"{name}-{check.__name__}", marks=slow))
     return found

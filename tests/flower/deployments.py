@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import subprocess
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from unittest import mock
 from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -31,7 +33,7 @@ from fedpmt.methods.registry import general_methods, method_class
 from fedpmt.records import MODEL_FILE, ROUNDS, RunRecord, read_rounds, read_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
@@ -46,7 +48,8 @@ NOT_CARRIED = ("comet", "fedgkt")
 CARRIED = [
     name
     for name in general_methods()
-    if name not in NOT_CARRIED and not method_class(name)().traits.events  # their clock is the simulator's
+    if name not in NOT_CARRIED
+    and not method_class(name)().traits.events  # real time decides the order of replies
 ]
 READ_ONCE = functools.cache(embedded._table)
 
@@ -148,6 +151,41 @@ class InProcessGrid(Grid):
         kind = message.metadata.message_type
         self.traffic.append(Exchange(kind, down, up, received.content, back.content))
         return back
+
+
+class ScrambledGrid(InProcessGrid):
+    """Nodes that answer in an order of their own: whenever somebody looks, each may have finished or not.
+
+    `dead` devices get messages and never answer; Flower says so after a while.
+    """
+
+    dead: Collection[int] = ()
+    seed = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._waiting: dict[str, Message] = {}
+        self._rng = random.Random(self.seed)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        pushed = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(uuid4())
+            self._waiting[message.metadata.message_id] = message
+            pushed.append(message.metadata.message_id)
+        return pushed
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ready = [one for one in message_ids if one in self._waiting and self._rng.random() < 0.3]
+        self._rng.shuffle(ready)
+        replies = [self._reply(self._waiting.pop(one)) for one in ready]
+        return [reply for reply in replies if reply is not None]
+
+    def _reply(self, message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        if self.nodes[node]["partition-id"] in self.dead:
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+        return self.answer(message)
 
 
 def nodes_of(count: int, **config: Any) -> dict[int, dict[str, Any]]:

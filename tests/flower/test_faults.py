@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import bad_replies
 import pytest
-from deployments import HERE, deploy, digest, finished, processes, rounds_done, simulated, until, written
+from deployments import (
+    HERE,
+    deploy,
+    digest,
+    finished,
+    left_of,
+    processes,
+    rounds_done,
+    simulated,
+    until,
+    written,
+)
 
+from fedpmt.flower import replay
 from fedpmt.flower.loopback import Loopback, node_configs
 
 if TYPE_CHECKING:
@@ -97,6 +109,38 @@ def test_a_serverapp_killed_and_resumed(tmp_path: Path) -> None:
         deployed = finished(federation, run, tmp_path)
     assert digest(deployed) == simulated(tmp_path, RUN)
     assert [step.round for step in deployed.rounds] == [1, 2, 3]
+
+
+def test_a_server_that_waits_for_nobody_survives_the_kill_of_a_node_and_its_own(tmp_path: Path) -> None:
+    """Device 2 takes twenty seconds longer than the others; device 1 is killed after the ServerApp was."""
+    given = {**RUN, "method": "fedpmt", "clock": "events", "buffer": 2, "rounds": 8, "eval_every": 4}
+    app = written(tmp_path, given)
+    shutil.copy(HERE / "troubled_app.py", app / "fedpmt_app.py")
+    with Loopback(tmp_path / "processes") as federation:
+        for config in node_configs(3, tmp_path / "nodes", speeds=[1.0, 1 / 2, 1 / 3]):
+            federation.start_node({**config, "slow-seconds": 20 if config["partition-id"] == 2 else 0})
+        federation.submit(app)
+        until(lambda: rounds_done(tmp_path) >= 2)
+        (server,) = processes(f"flwr-serverapp --runtime-api-address 127.0.0.1:{federation.port}")
+        os.kill(server, signal.SIGKILL)
+        run = federation.submit(app, {"resume": True})
+        before = rounds_done(tmp_path)
+        until(lambda: rounds_done(tmp_path) >= before + 2)
+        federation.nodes[1].kill()
+        deployed = finished(federation, run, tmp_path)
+    arrived = [one for step in deployed.rounds for one in step.devices if one.outcome == "arrived"]
+    lost = [one for step in deployed.rounds for one in step.devices if one.outcome != "arrived"]
+    assert len(arrived) == 16
+    assert all((one.device, one.outcome) == (1, "failed") for one in lost)
+    assert len(lost) <= 1  # Flower may find it gone only after the last step
+    # Nobody waited for the slow device, and what it sent was folded nevertheless.
+    counts = [sum(one.device == device for one in arrived) for device in range(3)]
+    assert counts[0] > counts[2] > 0
+    assert max(one.staleness or 0 for one in arrived if one.device == 2) >= 1
+    assert {(one.device, one.part) for one in arrived} == {(0, "depth 4"), (1, "depth 2"), (2, "depth 1")}
+    assert all(one.device != 1 for one in deployed.rounds[-1].devices if one.outcome == "arrived")
+    assert digest(deployed) == digest(replay(tmp_path / "run", tmp_path / "replayed"))
+    assert left_of(federation.port) == []
 
 
 def test_nodes_that_are_late_or_send_what_they_should_not(tmp_path: Path) -> None:

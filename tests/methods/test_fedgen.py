@@ -99,6 +99,7 @@ def test_the_servers_steps_leave_heads_as_they_are_and_move_the_generator(
     assert all(torch.equal(other.tensors[name], tensor) for name, tensor in step.state.tensors.items())
 
 
+@pytest.mark.slow
 def test_the_generator_learns_what_heads_call_by_their_label() -> None:
     bench = Bench(FedGen(steps=400, rate=1e-2, variety=0.0))
     arrived = [bench.reply(device, count=40) for device in range(3)]

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedpmt.models.build import build
 from fedpmt.models.layered import layered
 from fedpmt.models.nets import NETS
+from fedpmt.models.trees import is_channels_last
 from fedpmt.parts.part import add_at, take
 from fedpmt.parts.width import kept_count, narrow, random_channels
 from fedpmt.seeds import generator
@@ -17,6 +19,8 @@ from fedpmt.types import SettingError
 from models.nets_of_users import Loose, ResNet, Shared, Tied, Transformer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fedpmt.models.layout import TiedOwner
 
 
@@ -328,3 +332,39 @@ def test_initial_weights_depend_on_the_generator_alone() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
     bound = 1 / np.sqrt(25)
     assert -bound <= first["conv1.weight"].min() < -0.8 * bound
+
+
+class Reshaping(nn.Module):
+    def __init__(self, *, by_view: bool = False, groups: int = 3) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(3, 6, 3, groups=groups), nn.Linear(6 * 36, 2)
+        self.by_view = by_view
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = torch.relu(self.conv(images))
+        return cast("Tensor", self.out(found.view(len(images), -1) if self.by_view else found.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (Reshaping, True),
+        (partial(Reshaping, by_view=True), False),  # which fails on channels that are not apart
+        (partial(Reshaping, groups=1), False),  # which gains nothing
+    ],
+)
+def test_images_are_given_channels_last_where_the_net_takes_them(
+    make: Callable[[], nn.Module], expected: bool
+) -> None:
+    torch.manual_seed(0)
+    module, images = make(), torch.randn(3, 3, 8, 8)
+    seen: list[bool] = []
+    model = layered(module, example=images)
+    conv = next(one for one in model.module.modules() if isinstance(one, nn.Conv2d))
+    conv.register_forward_pre_hook(lambda _, given: seen.append(is_channels_last(given[0])))
+    found = model.forward(model.initial(), images)
+    assert seen == [expected]
+    torch.testing.assert_close(found, module(images))
+    if model.can_cut(1):
+        kept = model.prefix(1, model.initial(), images)
+        torch.testing.assert_close(model.suffix(1, model.initial(), model.entry(kept, images)), found)

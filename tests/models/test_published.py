@@ -25,7 +25,7 @@ from models.zoo import ZOO
 from published import timm_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from fedpmt.records import RunRecord
@@ -52,7 +52,24 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return tensors and one["modes"] == other["modes"] and one["hooks"] == other["hooks"]
 
 
-@pytest.mark.parametrize("name", ZOO)
+LARGE = (
+    "timm efficientnet_b0",
+    "timm mobilenetv3_small",
+    "timm resnet26d",
+    "timm convnext_atto",
+    "efficientnet",
+    "mobilenetv3",
+    "mixer",
+    "resnext",
+)
+"""As published there are no smaller ones: `make test-slow` waits for them."""
+
+
+def large_ones_slow(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in names]
+
+
+@pytest.mark.parametrize("name", large_ones_slow(ZOO))
 def test_layers_prices_and_cuts(name: str) -> None:
     published, module, inputs = make(name)
     before = state(module)
@@ -125,6 +142,7 @@ def is_tied(model: LayeredModel, name: str) -> bool:
     return len(model.layout.aliases[name]) > 1
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_is_found() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert fill(text) == text, "run python tests/models/page.py"
@@ -146,12 +164,7 @@ def run(name: str, method: str, folder: Path, **settings: Any) -> tuple[RunRecor
     return record, published, inputs, targets
 
 
-LARGE = ("timm efficientnet_b0",)  # as published there is no smaller one
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in ZOO]
-)
+@pytest.mark.parametrize("name", large_ones_slow(ZOO))
 def test_what_is_recorded_is_what_the_saved_model_scores(name: str, tmp_path: Path) -> None:
     bits = []
     for method, workers in (("fedavg", 1), ("fedpmt", 1), ("fedpmt", 2)):
@@ -240,7 +253,7 @@ MODELS: dict[str, Cut] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", large_ones_slow(MODELS))
 def test_half_of_a_published_model_is_the_model_without_the_other_half(name: str) -> None:
     make, example, wanted = MODELS[name]
     torch.manual_seed(0)

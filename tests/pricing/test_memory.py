@@ -172,7 +172,12 @@ def measured(
 
 @pytest.mark.parametrize(
     ("batch", "cached", "momentum"),
-    [(10, False, False), (20, False, True), (20, True, False), (10, True, True)],
+    [
+        pytest.param(10, False, False, marks=pytest.mark.slow),
+        (20, False, True),
+        (20, True, False),
+        pytest.param(10, True, True, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("name", CASES)
 def test_every_depth_holds_what_it_is_priced_at(name: str, batch: int, cached: bool, momentum: bool) -> None:

@@ -103,6 +103,13 @@ def test_places_are_filled_at_once_and_no_device_twice() -> None:
     )
 
 
+def test_a_buffer_may_be_larger_than_the_devices_at_work() -> None:
+    """Both reply in the same instant and start again, twice, before the server steps."""
+    run = fedpmt.run("fedavg", **{**EVENTS, "rounds": 3}, buffer=4, concurrency=2, levels="1")
+    assert [len(record.devices) for record in run.rounds] == [4, 4, 4]
+    assert [record.round_seconds for record in run.rounds] == [20, 20, 20]
+
+
 def test_levels_are_started_in_turn_where_they_are_drawn() -> None:
     run = fedpmt.run("fedavg", **{**EVENTS, "rounds": 30}, buffer=1, level_draw="round")
     started = sorted((one.started or 0.0, one.device, one.level) for one in replies(run))[:20]
@@ -384,12 +391,6 @@ def test_methods_run_on_it_or_refuse_in_one_line(name: str) -> None:
         api.check(api.settings_of({"method": name, "clock": "events"}))
     assert "\n" not in str(caught.value)
     assert not method_class(name)().traits.events
-
-
-def test_real_devices_have_no_virtual_clock() -> None:
-    deployment = pytest.importorskip("fedpmt.flower.deployment")
-    with pytest.raises(SettingError, match="clock = 'events' is refused: only the simulator has it"):
-        deployment.refuse_simulated(api.settings_of({"method": "fedbuff"}))
 
 
 @dataclass(frozen=True)

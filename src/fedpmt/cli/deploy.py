@@ -31,6 +31,15 @@ WriteOnly = Annotated[
         rich_help_panel="The run",
     ),
 ]
+ReplayFlag = Annotated[
+    bool,
+    typer.Option(
+        "--replay",
+        help="Play the recorded arrivals of a finished deployment with --clock events in the simulator, "
+        "and compare the weights.",
+        rich_help_panel="The run",
+    ),
+]
 UpdateLimit = Annotated[
     float | None,
     typer.Option(
@@ -68,6 +77,7 @@ def deploy(
     out: Out = Path("deployment"),
     resume: Resume = False,
     write_only: WriteOnly = False,
+    replay: ReplayFlag = False,
     update_limit: UpdateLimit = None,
     secagg: SecAgg = None,
     min_devices: MinDevices = None,
@@ -76,15 +86,11 @@ def deploy(
 ) -> None:
     """Train on Flower: a SuperLink and one SuperNode per device, started and stopped here.
 
-    `--deadline` is real seconds of a round here; a reply that is late, lost or refused is recorded as such.
+    `--deadline` is real seconds of a round here; a reply that is late, lost or refused is recorded as such. With
+    `--clock events` no device waits for another: the server steps after every `--buffer` replies.
     """
     from fedpmt.flower.deploy import SMALL, Places, deploy_here, split_settings, write
 
-    if given.get("model"):
-        raise SettingError(
-            f"model = '{given['model']}' cannot be deployed by this command: write a Flower app of your own "
-            "(docs/deploying.md)"
-        )
     places = Places(out)
     typed = {
         "update_limit": update_limit,
@@ -92,6 +98,15 @@ def deploy(
         "min_devices": min_devices,
         "secagg_range": secagg_range,
     }
+    if replay:
+        others = {**given, **typed, "resume": resume, "write_only": write_only}
+        _replay(places.run, others, as_json=as_json)
+        return
+    if given.get("model"):
+        raise SettingError(
+            f"model = '{given['model']}' cannot be deployed by this command: write a Flower app of your own "
+            "(docs/deploying.md)"
+        )
     given, own = split_settings(places, given, typed, resume=resume)
     settings = request_for({**SMALL, **given} if not resume else given, places.run, resume=resume).settings
     write(places, settings, own, resume=resume)
@@ -118,6 +133,32 @@ def deploy(
     _tables(finished)
 
 
+def _replay(folder: Path, typed: dict[str, Any], *, as_json: bool) -> None:
+    """Play a deployment once more in the simulator, and say that the weights are the same."""
+    from fedpmt.flower.deploy import replay_here
+
+    said = next((key for key, value in typed.items() if value), None)
+    if said is not None:
+        flag = said.replace("_", "-")
+        raise SettingError(
+            f"{flag} = {typed[said]} cannot be combined with --replay, which plays what is recorded"
+        )
+    replayed = replay_here(folder)
+    assert replayed.result is not None
+    if as_json:
+        print(json.dumps(replayed.result.as_json()))
+        return
+    arrivals = [one for step in replayed.rounds for one in step.devices if one.outcome == "arrived"]
+    late = [one for one in arrivals if one.staleness]
+    shown = {
+        "server steps": str(len(replayed.rounds)),
+        "replies": str(len(arrivals)),
+        "late replies": str(len(late)),
+        "weights_sha256": replayed.result.weights_sha256,
+    }
+    show.table("The replay has the weights of the deployment", ("", "value"), show.as_rows(shown))
+
+
 def _tables(finished: RunRecord) -> None:
     """The result, and what each device did for it."""
     result = finished.result
@@ -131,6 +172,9 @@ def _tables(finished: RunRecord) -> None:
         "weights_sha256": result.weights_sha256,
         "records": result.run,
     }
+    late = [one.staleness for step in finished.rounds for one in step.devices if one.staleness is not None]
+    if late:
+        shown["mean staleness"] = show.number(sum(late) / len(late), 2)
     show.table(f"{result.method} on {result.data}, {result.partition}", ("", "value"), show.as_rows(shown))
     of_device: dict[int, list[DeviceRecord]] = defaultdict(list)
     for step in finished.rounds:

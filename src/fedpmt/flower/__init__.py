@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedpmt.flower.factory import paper_apps as paper_apps
     from fedpmt.flower.node_data import NodeData as NodeData
     from fedpmt.flower.node_data import node_problem as node_problem
+    from fedpmt.flower.replaying import replay as replay
 
 _HOMES = {
     "Apps": "fedpmt.flower.factory",
@@ -30,9 +31,10 @@ _HOMES = {
     "apps": "fedpmt.flower.factory",
     "node_problem": "fedpmt.flower.node_data",
     "paper_apps": "fedpmt.flower.factory",
+    "replay": "fedpmt.flower.replaying",
 }
 
-__all__ = ["Apps", "NodeData", "apps", "node_problem", "paper_apps"]
+__all__ = ["Apps", "NodeData", "apps", "node_problem", "paper_apps", "replay"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,15 +1,17 @@
-"""Ask nodes, read their answers safely, and say why an answer does not count."""
+"""Ask nodes, wait for their answers or not, read them safely, and say why an answer does not count."""
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from flwr.app import RecordDict
     from flwr.serverapp import Grid
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from fedpmt.records import Outcome
 
 Answer = TypeVar("Answer")
+Subject = TypeVar("Subject")
 
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 """The codes with which the SuperLink answers in a node's place once a message has expired."""
@@ -99,18 +102,79 @@ def ask(
     ]
     replies = list(grid.send_and_receive(messages, timeout=seconds)) if messages else []
     by_question = {reply.metadata.reply_to_message_id: reply for reply in replies}
+    asked = {message.metadata.dst_node_id: message.metadata.message_id for message in messages}
+    answers = ((node, find_answer(by_question.get(key), seconds, node)) for node, key in asked.items())
+    return read_answers(answers, read)
+
+
+def find_answer(message: Message | None, seconds: float, node: int) -> Message | Missing:
+    """The message of a node if it holds an answer, else why it does not."""
+    absent = check_answer(message, seconds, node)
+    if absent is not None:
+        return absent
+    assert message is not None
+    return message
+
+
+def read_answers(
+    answers: Iterable[tuple[int, Message | Missing]], read: Callable[[int, RecordDict], Answer]
+) -> tuple[dict[int, Answer], dict[int, Missing]]:
+    """Decode answers by node id; whatever `read` raises refuses that answer."""
     found: dict[int, Answer] = {}
     missing: dict[int, Missing] = {}
-    for message in messages:
-        node, reply = message.metadata.dst_node_id, by_question.get(message.metadata.message_id)
-        absent = check_answer(reply, seconds, node)
-        if absent is not None:
-            missing[node] = absent
+    for node, answer in answers:
+        if isinstance(answer, tuple):
+            missing[node] = answer
             continue
-        assert reply is not None
         try:
             with reading("its answer"):
-                found[node] = read(node, reply.content)
+                found[node] = read(node, answer.content)
         except RefusedError as error:
             missing[node] = ("refused", str(error))
     return found, missing
+
+
+@dataclass(frozen=True)
+class _Letter(Generic[Subject]):
+    """A message that was sent."""
+
+    subject: Subject
+    node: int
+    seconds: float  # how long it is waited for
+    due: float
+
+
+class Post(Generic[Subject]):
+    """Messages whose answers are collected while other things go on. Each has a subject, by which it is known."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, _Letter[Subject]] = {}  # by the message's id
+        self._returned: list[tuple[Subject, Missing]] = []  # what could not be sent
+
+    @property
+    def subjects(self) -> set[Subject]:
+        """What is not answered yet."""
+        return {letter.subject for letter in self._sent.values()} | {subject for subject, _ in self._returned}
+
+    def send(self, grid: Grid, subject: Subject, message: Message, seconds: float) -> None:
+        """Send a message whose answer is waited for this long."""
+        node = message.metadata.dst_node_id
+        pushed = [key for key in grid.push_messages([message]) if key]
+        if pushed:
+            self._sent[pushed[0]] = _Letter(subject, node, seconds, time.monotonic() + seconds)
+        else:
+            self._returned.append((subject, ("failed", "the SuperLink has not taken its message")))
+
+    def collect(self, grid: Grid) -> list[tuple[Subject, Message | Missing]]:
+        """Take what has been answered by now, and what has not been in its time, in the order in which it was sent."""
+        ended: list[tuple[Subject, Message | Missing]] = [*self._returned]
+        self._returned.clear()
+        if not self._sent:
+            return ended
+        now = time.monotonic()
+        found = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(list(self._sent))}
+        for key, letter in list(self._sent.items()):
+            if key in found or now >= letter.due:
+                del self._sent[key]
+                ended.append((letter.subject, find_answer(found.get(key), letter.seconds, letter.node)))
+        return ended

@@ -119,7 +119,7 @@ def local_round(federation: Federation, order: Order, node_config: Mapping[str, 
     part = offer[0] if len(offer) == 1 else choose(federation, device, order.task, samples)
     if federation.keeps_state:
         federation.store.confirm(order.device, order.task.accepted_round, before=order.round)
-    unit = federation.unit(order.device, order.task, part, samples, order.round)
+    unit = federation.unit(order.device, order.task, part, samples, order.round, order.turn)
     unit = replace(unit, settings=replace(unit.settings, keeps_base=order.keeps_base))
     if federation.settings.dp_clip is not None:
         unit = replace(unit, rng=partial(secret_noise, unit.rng))

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import records
@@ -36,7 +38,6 @@ from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from fedpmt.records import RoundRecord
     from fedpmt.settings import Settings
@@ -126,6 +127,26 @@ def deploy_here(
         on_start()
         watch(federation, run, places.run, done, on_round)
     return read_run(places.run)
+
+
+def replay_here(folder: Path) -> RunRecord:
+    """Play the recorded arrivals of a deployment in the simulator.
+
+    Raises:
+        SettingError: The weights are not those of the deployment.
+    """
+    from fedpmt.flower.replaying import replay
+
+    with tempfile.TemporaryDirectory() as temporary:
+        replayed = replay(folder, Path(temporary) / "replay")
+    deployed = read_run(folder).result
+    if (
+        deployed is None
+        or replayed.result is None
+        or deployed.weights_sha256 != replayed.result.weights_sha256
+    ):
+        raise SettingError(f"the replay of '{folder}' has ended with other weights")
+    return replayed
 
 
 def watch(

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 OPTION = "options."
 SIMULATED = {
-    "clock": "rounds",
     "over_select": 1,
     "level_draw": "fixed",
     "failure": 0,
@@ -113,6 +112,8 @@ def check_deployable(method: Method[Any, Any], settings: Settings, deployment: D
             f"method = '{name}' is refused on Flower: its devices keep nets of their own, which only the simulator "
             "can evaluate"
         )
+    if deployment.secagg and settings.clock == "events":
+        raise SettingError("secagg needs clock = 'rounds': a sum is of devices that take part in it together")
     if deployment.secagg:
         _check_summable(method, settings, deployment)
 
@@ -180,6 +181,15 @@ def _none(key: str) -> str:
     return "" if usual is None else "none"
 
 
+class Stated(BaseModel):
+    """What the node config of a device states; None: nothing."""
+
+    model_config = ConfigDict(frozen=True)
+
+    speed: float | None = None  # κ_k
+    memory: float | None = None  # bytes
+
+
 class Start(BaseModel):
     """What a deployment was begun with, over all of its starts."""
 
@@ -190,9 +200,10 @@ class Start(BaseModel):
     starts: int = 0  # of the server; each but the first may repeat a round that devices have answered
     devices: tuple[int, ...] | None = None  # those that were online at the first start; None before it
     deadline: float | None = None  # what depths are fitted to
+    nodes: dict[int, Stated] = {}  # what these devices stated of themselves
 
 
-def read_start(folder: Path, deployment: Deployment) -> Start | None:
+def read_start(folder: Path, deployment: Deployment | None) -> Start | None:
     """Read what the deployment in this folder was begun with; None where there is none.
 
     Raises:
@@ -206,7 +217,7 @@ def read_start(folder: Path, deployment: Deployment) -> Start | None:
     except ValidationError as error:
         raise SettingError(f"{path} cannot be read: {error.errors()[0]['msg'].lower()}") from error
     for key, before in start.held.items():
-        now = getattr(deployment, key, before)
+        now = getattr(deployment, key, before)  # without a deployment, nothing is compared
         if now != before:
             name = key.replace("_", "-")
             raise SettingError(
@@ -233,6 +244,19 @@ def begin(folder: Path, deployment: Deployment) -> Start:
         held = {key: getattr(deployment, key) for key in HELD}
         start = Start(run=f"{stem}-{uuid.uuid4().hex[:12]}", held=held)
     return write_start(folder, start.model_copy(update={"starts": start.starts + 1}))
+
+
+def without_transport(settings: Settings, deployment: Deployment) -> Settings:
+    """The settings that depths are fitted to: with what of a real deadline is left for training."""
+    if settings.deadline is None or not deployment.transport_seconds:
+        return settings
+    left = settings.deadline - deployment.transport_seconds
+    if left <= 0:
+        raise SettingError(
+            f"deadline = {settings.deadline:g} is refused: transport-seconds = {deployment.transport_seconds:g} "
+            "leaves nothing of it"
+        )
+    return settings.model_copy(update={"deadline": left})
 
 
 def write_start(folder: Path, start: Start) -> Start:

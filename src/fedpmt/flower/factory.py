@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,12 +16,22 @@ from flwr.serverapp import ServerApp
 
 from fedpmt import records
 from fedpmt.api import check, method_of, task_problem
+from fedpmt.flower.checks import Inspector
 from fedpmt.flower.client import Worker, base_digest
-from fedpmt.flower.deployment import begin, check_deployable, check_promise, read_config, write_start
+from fedpmt.flower.deployment import (
+    begin,
+    check_deployable,
+    check_promise,
+    read_config,
+    without_transport,
+    write_start,
+)
+from fedpmt.flower.events import GridClock, Network, play_steps
+from fedpmt.flower.exchange import Exchange
 from fedpmt.flower.node_data import NodeData, ReportedData
-from fedpmt.flower.roster import Limits, Roster
+from fedpmt.flower.roster import Limits, Roster, override
 from fedpmt.flower.secure.node import KEYS, OPEN, SHARES, hand_out_shares, offer_keys, share_secrets
-from fedpmt.flower.strategy import MethodStrategy
+from fedpmt.flower.strategy import InClear, MethodStrategy
 from fedpmt.flower.wire import NODE
 from fedpmt.simulation.assemble import add_nets, assemble, plan
 from fedpmt.simulation.problem import sizes_of
@@ -121,20 +132,29 @@ def serve(
         there = start.devices or ()
         wanted = len(there) or deployment.min_nodes or settings.devices
         roster.wait(grid, wanted, deployment.wait_seconds, there)
-        fleet = roster.fleet(simulator.fleet, keep_levels=by_level)
+        if start.devices is None:
+            start = start.model_copy(update={"devices": tuple(roster.online()), "nodes": roster.stated()})
+        # Nodes that have joined since are known now, and would change what tasks are fitted to.
+        fleet = override(simulator.fleet, start.nodes, keep_levels=by_level)
         priced = add_nets(settings, reported, method)
         planner = plan(without_transport(settings, deployment), priced, fleet, method)
-        if start.devices is None:
-            first = {"devices": tuple(roster.online()), "deadline": planner.deadline}
-            start = write_start(folder, start.model_copy(update=first))
-        elif start.deadline is not None:
-            # Nodes that joined later are known now, and would have changed it.
+        if start.deadline is None:
+            start = write_start(folder, start.model_copy(update={"deadline": planner.deadline}))
+        else:
             planner = replace(planner, deadline=start.deadline)
         federation = replace(simulator, planner=planner, fleet=fleet, replays=start.starts - 1)
+        if settings.clock == "events":
+            inspector = Inspector(federation, deployment.update_limit)
+            exchange = Exchange(federation, roster, InClear(inspector), start.run)
+            network = Network(grid, exchange, deployment, simulator.fleet)
+            federation = replace(federation, make_clock=partial(GridClock, network=network))
         with Journal(federation, folder) as journal:
-            strategy = MethodStrategy(federation, journal, roster, simulator.fleet, start.run, deployment)
-            left = settings.rounds - journal.progress.rounds
-            strategy.start(grid, ArrayRecord(), num_rounds=left, timeout=strategy.deadline)
+            if settings.clock == "events":
+                play_steps(journal)
+            else:
+                strategy = MethodStrategy(federation, journal, roster, simulator.fleet, start.run, deployment)
+                left = settings.rounds - journal.progress.rounds
+                strategy.start(grid, ArrayRecord(), num_rounds=left, timeout=strategy.deadline)
         journal.finish()
 
 
@@ -176,16 +196,3 @@ def hold_folder(folder: Path) -> Iterator[None]:
                     raise
                 time.sleep(1.0)
         yield
-
-
-def without_transport(settings: Settings, deployment: Deployment) -> Settings:
-    """The settings that depths are fitted to: with what of a real deadline is left for training."""
-    if settings.deadline is None or not deployment.transport_seconds:
-        return settings
-    left = settings.deadline - deployment.transport_seconds
-    if left <= 0:
-        raise SettingError(
-            f"deadline = {settings.deadline:g} is refused: transport-seconds = {deployment.transport_seconds:g} "
-            "leaves nothing of it"
-        )
-    return settings.model_copy(update={"deadline": left})

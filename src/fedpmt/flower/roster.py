@@ -12,20 +12,22 @@ from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ConfigRecord, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
 
 from fedpmt.devices.fleet import SLOWEST, grouped
-from fedpmt.flower.answers import RefusedError, ask
+from fedpmt.flower.answers import Post, RefusedError, ask, read_answers
+from fedpmt.flower.deployment import Stated
 from fedpmt.flower.wire import NODE
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
     from flwr.serverapp import Grid
 
     from fedpmt.devices.fleet import Fleet
+    from fedpmt.flower.answers import Missing
 
 ANSWER_SECONDS = 60.0
 """How long a node has to say who it is; Flower itself takes six to nine seconds."""
@@ -81,6 +83,7 @@ class Roster:
         self._nodes: dict[int, Node] = {}  # device -> the node that speaks for it
         self._inquiries: dict[int, Inquiry] = {}  # by node id
         self._online: frozenset[int] = frozenset()
+        self._post: Post[int] = Post()
 
     def of(self, device: int) -> Node:
         """The node of a device."""
@@ -96,8 +99,8 @@ class Roster:
 
     def doubt(self, device: int) -> None:
         """Ask a device's node anew, since it has failed or was refused: it may have been restarted with other data."""
-        node = self._nodes[device].id
-        if node in self._inquiries:
+        node = self._nodes[device].id if device in self._nodes else None
+        if node is not None and node in self._inquiries:
             last = self._inquiries[node]
             self._inquiries[node] = replace(last, due=min(last.due, last.asked + ANSWER_SECONDS))
 
@@ -132,14 +135,32 @@ class Roster:
 
     def refresh(self, grid: Grid) -> None:
         """Find out which nodes are online, and ask new ones who they are."""
+        questions = dict.fromkeys(self._find_unknown(grid), self._question)
+        self._take(*ask(grid, MessageType.QUERY, questions, ANSWER_SECONDS, self._read))
+
+    def poll(self, grid: Grid) -> None:
+        """Do the same without waiting: what nodes say of themselves is read when this is called again."""
+        for node in self._find_unknown(grid):
+            if node not in self._post.subjects:
+                message = Message(self._question, node, MessageType.QUERY, ttl=ANSWER_SECONDS)
+                self._post.send(grid, node, message, ANSWER_SECONDS)
+        self._take(*read_answers(self._post.collect(grid), self._read))
+
+    @property
+    def _question(self) -> RecordDict:
+        return RecordDict({NODE: ConfigRecord({"labels": self.limits.labels})})
+
+    def _find_unknown(self, grid: Grid) -> list[int]:
+        """Find out which nodes are online, and which of them are to be asked who they are."""
         self._online = frozenset(grid.get_node_ids())
         # A node that was away may have come back as another device.
         self._inquiries = {node: one for node, one in self._inquiries.items() if node in self._online}
         now = time.monotonic()
         settled = {node for node, one in self._inquiries.items() if one.due > now}
-        question = RecordDict({NODE: ConfigRecord({"labels": self.limits.labels})})
-        questions = dict.fromkeys(sorted(self._online - settled), question)
-        found, missing = ask(grid, MessageType.QUERY, questions, ANSWER_SECONDS, self._read)
+        return sorted(self._online - settled)
+
+    def _take(self, found: Mapping[int, Node], missing: Mapping[int, Missing]) -> None:
+        """Remember what nodes have said, and when those are asked again that have not."""
         now = time.monotonic()
         for node, said in found.items():
             self._enter(said)
@@ -167,29 +188,37 @@ class Roster:
 
         Levels are found anew from the speeds that nodes state; with `keep_levels` they stay, since each has its depth.
         """
-        speeds = self._override(fleet.speeds, lambda node: node.speed)
-        memories = self._override(
-            np.full(len(fleet), math.inf) if fleet.memories is None else fleet.memories,
-            lambda node: node.memory,
-        )
-        if speeds is not None and keep_levels:
-            fleet = replace(fleet, speeds=speeds)
-        elif speeds is not None:
-            others = {name: getattr(fleet, name) for name in ("uplinks", "downlinks", "names", "watts")}
-            fleet = grouped(speeds, memories=fleet.memories, **others)
-        if memories is not None:
-            fleet = replace(fleet, memories=memories)
+        fleet = override(fleet, self.stated(), keep_levels=keep_levels)
         there = np.isin(np.arange(len(fleet)), self.online())
         return replace(fleet, availabilities=None if there.all() else there.astype(float))
 
-    def _override(self, values: np.ndarray, of: Callable[[Node], float | None]) -> np.ndarray | None:
-        """The values with those that nodes state in their places; None where no node states one."""
-        stated = {device: of(node) for device, node in self._nodes.items() if of(node) is not None}
-        if not stated:
-            return None
-        values = values.copy()
-        values[list(stated)] = list(stated.values())
-        return values
+    def stated(self) -> dict[int, Stated]:
+        """What each device states of itself."""
+        return {device: Stated(speed=one.speed, memory=one.memory) for device, one in self._nodes.items()}
+
+
+def override(fleet: Fleet, stated: Mapping[int, Stated], *, keep_levels: bool = False) -> Fleet:
+    """Put what devices state of themselves into a fleet; see `Roster.fleet`."""
+    speeds = {device: one.speed for device, one in stated.items() if one.speed is not None}
+    memories = {device: one.memory for device, one in stated.items() if one.memory is not None}
+    if speeds and keep_levels:
+        fleet = replace(fleet, speeds=_put(speeds, fleet.speeds))
+    elif speeds:
+        others = {
+            name: getattr(fleet, name) for name in ("memories", "uplinks", "downlinks", "names", "watts")
+        }
+        fleet = grouped(_put(speeds, fleet.speeds), **others)
+    if memories:
+        before = np.full(len(fleet), math.inf) if fleet.memories is None else fleet.memories
+        fleet = replace(fleet, memories=_put(memories, before))
+    return fleet
+
+
+def _put(stated: Mapping[int, float], values: np.ndarray) -> np.ndarray:
+    """The values with these in their places."""
+    values = values.copy()
+    values[list(stated)] = list(stated.values())
+    return values
 
 
 def parse_node(node: int, said: Mapping[str, Any], limits: Limits) -> Node:

@@ -8,17 +8,18 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from logging import INFO, WARNING
+from logging import INFO
 from typing import TYPE_CHECKING
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp.strategy import Strategy
 
-from fedpmt.flower.answers import RefusedError, check_answer, reading
+from fedpmt.flower.answers import find_answer
 from fedpmt.flower.checks import Inspector
-from fedpmt.flower.wire import Order, write_order
-from fedpmt.simulation.cohort import Verdict, account, send_base
+from fedpmt.flower.exchange import NO_ROOM, Exchange
+from fedpmt.flower.wire import write_order
+from fedpmt.simulation.cohort import Verdict, send_base
 from fedpmt.simulation.prefixes import reuse_prefixes
 
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
     from fedpmt.devices.fleet import Fleet
     from fedpmt.flower.answers import Missing
     from fedpmt.flower.deployment import Deployment
+    from fedpmt.flower.exchange import Judgement
     from fedpmt.flower.roster import Roster
+    from fedpmt.flower.wire import Order
     from fedpmt.methods.base import Round
-    from fedpmt.records import Outcome, RoundRecord
+    from fedpmt.records import RoundRecord
     from fedpmt.simulation.cohort import Assignment
     from fedpmt.simulation.loop import Federation
     from fedpmt.simulation.runner import Journal
@@ -106,9 +109,6 @@ push of all others fail too."""
 
 NO_TIME = "no time left for training"
 
-Judgement = tuple["Outcome", str, "Reply | None"]
-"""What became of a device's answer, why, and the reply if it counts."""
-
 
 class MethodStrategy(Strategy):
     """Runs any method: the tasks of a round come from its `assign`, and the replies go into its `fold`."""
@@ -131,6 +131,7 @@ class MethodStrategy(Strategy):
             from fedpmt.flower.secure.sealed import Sealed
 
             self._collector = Sealed(federation, roster, deployment)
+        self._exchange = Exchange(federation, roster, self._collector, run)
         self._round: Round | None = None
         self._assignments: list[Assignment] = []
         self._sent: dict[int, Metadata] = {}  # by device; Flower writes the message's id into it
@@ -165,24 +166,13 @@ class MethodStrategy(Strategy):
         able = [one for one in self._assignments if one.able and one.device.id not in missing]
         if self._left() < min(TRAIN_SECONDS, self.deadline / 4):
             able = []
-        messages = [self._message(one) for one in able]
+        messages = [self._exchange.write(one, max(TRAIN_SECONDS, self._left())) for one in able]
         self._sent = {one.device.id: message.metadata for one, message in zip(able, messages, strict=True)}
         return messages
 
     def _left(self) -> float:
         """Seconds of the round that are left."""
         return max(0.0, self.deadline - (time.monotonic() - self._begun))
-
-    def _message(self, one: Assignment) -> Message:
-        content = self._collector.write(self._order(one))
-        node = self.roster.of(one.device.id).id
-        ttl = max(TRAIN_SECONDS, self._left())
-        return Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=ttl)
-
-    def _order(self, one: Assignment) -> Order:
-        planner = self.federation.planner
-        number, keeps = self.journal.progress.rounds, planner.price.keeps_base
-        return Order(self.run, number, one.device.id, one.task, planner.deadline, keeps)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -204,7 +194,7 @@ class MethodStrategy(Strategy):
             judged = [one if one[2] is None else ("failed", str(error), None) for one in judged]
             accepted = []
         assignments = [
-            self._account(one, judgement, seconds)
+            self._exchange.account(one, judgement, seconds)
             for one, judgement in zip(self._assignments, judged, strict=True)
         ]
         # Nodes have the base, and the seconds that they took to run it are among those measured.
@@ -226,36 +216,14 @@ class MethodStrategy(Strategy):
     def _judge(self, one: Assignment, message: Message | None) -> Judgement:
         """Decide what becomes of one device's answer, and why."""
         if not one.able:
-            return "failed", "its part does not fit into its memory", None
+            return "failed", NO_ROOM, None
         device = one.device.id
         if device in self._collector.missing:
             return *self._collector.missing[device], None
         if device not in self._sent:
             return "late", NO_TIME, None
-        absent = check_answer(message, self.deadline, self._sent[device].dst_node_id)
-        if absent is not None:
-            return *absent, None
-        assert message is not None
-        try:
-            with reading("it"):
-                reply = self._collector.read(message.content, self._order(one), one.samples)
-                return "arrived", "", replace(reply, steps=one.steps, chances=one.task.chances)
-        except RefusedError as error:
-            return "refused", str(error), None
-
-    def _account(self, one: Assignment, judgement: Judgement, seconds: float) -> Assignment:
-        """The assignment with the part that was really trained and the time it took; or why there is no reply."""
-        outcome, reason, reply = judgement
-        if reply is not None:
-            reuses = one.made is not None
-            done = account(
-                self.federation, one.device, one.task, reply.part, one.samples, one.plan, reuses=reuses
-            )
-            return self._collector.adjust(replace(done, seconds=reply.seconds, transfer=0.0, made=one.made))
-        device, node = one.device.id, self.roster.of(one.device.id).id
-        number = self.journal.progress.rounds + 1
-        log(WARNING, "round %s: device %s (node %s) %s: %s", number, device, node, outcome, reason)
-        return replace(one, seconds=seconds if one.able else 0.0, reason=reason)
+        answer = find_answer(message, self.deadline, self._sent[device].dst_node_id)
+        return self._exchange.judge(one, answer)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -47,6 +47,7 @@ class Order:
     task: Task
     deadline: float  # what depths are fitted to; a device that chooses its own needs it
     keeps_base: bool = False  # whether what a frozen base makes of the samples is kept over rounds
+    turn: int = 0  # which draw of the round's devices it was in
 
 
 def write_order(order: Order, structure: Structure) -> RecordDict:
@@ -56,6 +57,7 @@ def write_order(order: Order, structure: Structure) -> RecordDict:
     record: dict[str, Any] = {
         "run": order.run,
         "round": order.round,
+        "turn": order.turn,
         "device": order.device,
         "deadline": order.deadline,
         "keeps-base": order.keeps_base,
@@ -85,7 +87,13 @@ def read_order(records: RecordDict, structure: Structure, device: torch.device) 
         number("epochs"),
     )
     return Order(
-        record["run"], record["round"], record["device"], task, record["deadline"], record["keeps-base"]
+        record["run"],
+        record["round"],
+        record["device"],
+        task,
+        record["deadline"],
+        record["keeps-base"],
+        record["turn"],
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedpmt.models.trees import map_tensors, tensors_in
+from fedpmt.models.trees import is_channels_last, map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +31,7 @@ class Answer:
     shape: tuple[int, ...]  # with one sample, or of all where samples have no axis
     axis: int | None  # of the samples; None: the same for any number of them
     dtype: torch.dtype
+    channels_last: bool = False  # whether the channels of each pixel lie side by side in memory
 
     def rows(self, tensor: Tensor, samples: int) -> Tensor:
         """Turn what was returned for some samples into one row per sample."""
@@ -43,7 +44,8 @@ class Answer:
         """Turn rows back into what was returned."""
         if self.axis is None:
             return rows[0].to(self.dtype)
-        return rows.flatten(0, 1).movedim(0, self.axis).to(self.dtype)
+        found = rows.flatten(0, 1).movedim(0, self.axis).to(self.dtype)
+        return found.contiguous(memory_format=torch.channels_last) if self.channels_last else found
 
     def zeros(self, samples: int, device: torch.device) -> Tensor:
         """Stand in for what nobody reads: one zero in the right shape."""
@@ -117,7 +119,7 @@ def _answers(few: Call, many: Call, counts: tuple[int, int]) -> tuple[Answer, ..
             if less[axis] * counts[1] != more[axis] * counts[0]:
                 return None
             shape[axis] //= counts[0]
-        found.append(Answer(tuple(shape), axis, tensor.dtype))
+        found.append(Answer(tuple(shape), axis, tensor.dtype, is_channels_last(tensor)))
     return tuple(found)
 
 

@@ -61,10 +61,17 @@ class LayeredModel:
     """
 
     def __init__(
-        self, module: nn.Module, layout: Layout, chain: Chain | None = None, cuts: Cuts | None = None
+        self,
+        module: nn.Module,
+        layout: Layout,
+        chain: Chain | None = None,
+        cuts: Cuts | None = None,
+        *,
+        channels_last: bool = False,
     ) -> None:
         self.module = module
         self.layout = layout
+        self.channels_last = channels_last  # how images lie in memory when they are given to the module
         self.structure = layout.structure
         self._whole_chain, self._cuts = chain, cuts
         # The modules that each layer runs one after another; None where that is not all that the module does.
@@ -81,14 +88,18 @@ class LayeredModel:
     def clone(self) -> LayeredModel:
         """Copy the model, for another thread."""
         self.release()
-        return LayeredModel(copy_module(self.module), self.layout, self._whole_chain, self._cuts)
+        return self._with(copy_module(self.module))
 
     def to(self, device: torch.device) -> LayeredModel:
         """The same model on a device; itself where it is there already."""
         if all(tensor.device.type == device.type for tensor in self._own.values()):
             return self
-        moved = self.clone().module.to(device)
-        return LayeredModel(moved, self.layout, self._whole_chain, self._cuts)
+        return self._with(self.clone().module.to(device))
+
+    def _with(self, module: nn.Module) -> LayeredModel:
+        return LayeredModel(
+            module, self.layout, self._whole_chain, self._cuts, channels_last=self.channels_last
+        )
 
     @property
     def device(self) -> torch.device:
@@ -228,7 +239,8 @@ class LayeredModel:
 
     def _call(self, inputs: Arrays) -> Any:
         """Run the module on samples in the type of its weights: a net of 16 bits takes them in 16 bits."""
-        return _call(self.module, self._as_weights(inputs, self._first))
+        call = _call_channels_last if self.channels_last else _call
+        return call(self.module, self._as_weights(inputs, self._first))
 
     def _as_weights(self, inputs: Arrays, name: str | None) -> Arrays:
         """Inputs in the type of the weight that meets them first, as it is bound now."""
@@ -344,6 +356,36 @@ def _call(module: nn.Module, inputs: Arrays) -> Any:
     return module(**inputs) if isinstance(inputs, Mapping) else module(inputs)
 
 
+def _call_channels_last(module: nn.Module, inputs: Arrays) -> Any:
+    return _call(module, map_tensors(inputs, _with_channels_last))
+
+
+def _with_channels_last(images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last) if images.dim() == 4 else images
+
+
+def prefers_channels_last(module: nn.Module, example: Arrays) -> bool:
+    """Whether a net is faster with the channels of each pixel side by side, and computes the same.
+
+    Nets with depthwise convolutions are: a step of a MobileNet takes a third less. Others gain nothing, and a forward
+    pass that reshapes images by `view` can't.
+    """
+    depthwise = any(
+        isinstance(one, nn.Conv2d) and 1 < one.groups == one.in_channels for one in module.modules()
+    )
+    images = any(one.dim() == 4 and one.is_floating_point() for one in tensors_in(example))
+    if not (images and depthwise):
+        return False
+    module = copy_module(module).eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            usual, found = (list(tensors_in(call(module, example))) for call in (_call, _call_channels_last))
+    except Exception:
+        # A user's forward pass may fail in any way; if it does on usual images too, its trace will say so.
+        return False
+    return len(usual) == len(found) and all(_close(*pair) for pair in zip(found, usual, strict=True))
+
+
 def _count(inputs: Arrays) -> int:
     return len(next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs)
 
@@ -414,6 +456,8 @@ def layered(
     own = prepare(module, example, _call)
     scratch = copy_module(own)
     few = many = None
+    channels_last = example is not None and prefers_channels_last(own, example)
+    call = _call_channels_last if channels_last else _call
     channels: Axes | Callable[[], Axes] | None
     channels = declared_axes(own, axes, example) if isinstance(axes, Mapping) else axes
     if layers is None and _is_plain_chain(own, traceable=example is not None):
@@ -421,7 +465,7 @@ def layered(
         stages = group(children)
         channels = channels or chain_axes(own, [path for path, _ in children])
     elif example is not None:
-        few, many = (trace(scratch, _rows(example, rows), _call) for rows in ([0, 1], [0, 1, 0]))
+        few, many = (trace(scratch, _rows(example, rows), call) for rows in ([0, 1], [0, 1, 0]))
         finder = Finder(own, few)
         stages = finder.stages() if layers is None else finder.declared(layers)
     elif layers is not None:
@@ -442,7 +486,7 @@ def layered(
         calls = unit_calls(layout, few, many, (2, 3))
         few.forget_values()
         cuts = None if calls is None else Cuts(_rows(example, [0, 1]), calls, few)
-    return LayeredModel(own, layout, chain, cuts)
+    return LayeredModel(own, layout, chain, cuts, channels_last=channels_last)
 
 
 def _follow(module: nn.Module, example: Arrays) -> Axes:

@@ -42,6 +42,12 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     return value
 
 
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether the channels of each pixel lie side by side in memory."""
+    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return last and not tensor.is_contiguous()
+
+
 def _children(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         yield from value.values()

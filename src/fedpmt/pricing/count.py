@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedpmt.models.tracing import Watching
+from fedpmt.models.trees import is_channels_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -237,6 +238,8 @@ def _inside_convolution(args: tuple[Any, ...], outputs: Tensor) -> int:
     inputs, weight, stride = args[0], args[1], args[3]
     if _is_product(weight, stride) or not inputs.numel():
         return 0
+    if is_channels_last(inputs):
+        return nbytes(weight) + nbytes(outputs)
     copied = 0 if _read_as_is(inputs, weight) else _blocked(inputs)
     # The product of the copies is made first, then, with the copies freed, brought to the usual layout.
     return max(copied + nbytes(weight) + _blocked(outputs), _blocked(outputs) + nbytes(outputs))
@@ -247,6 +250,8 @@ def _inside_convolution_backward(args: tuple[Any, ...], _: Any) -> int:
     if _is_product(weight, stride) or not inputs.numel():
         return 0
     signal = nbytes(inputs) if wanted[0] else 0
+    if is_channels_last(inputs):
+        return signal + nbytes(weight) * (2 if wanted[1] else 1)
     stages = [0]
     if wanted[0]:
         # Strides leave gaps, which take one more copy to fill.

@@ -71,7 +71,7 @@ def record_device(federation: Federation, one: Assignment, outcome: Outcome, ver
         more = {"used": used, "budget": one.plan.limit.of(budget.resource)}
     if one.started is not None:
         late = version - one.version if outcome == "arrived" else None
-        more |= {"started": one.started, "version": one.version, "staleness": late}
+        more |= {"started": one.started, "version": one.version, "turn": one.turn, "staleness": late}
     return DeviceRecord(
         device=one.device.id,
         level=one.device.level,
@@ -86,6 +86,7 @@ def record_device(federation: Federation, one: Assignment, outcome: Outcome, ver
         operations=one.usage.operations + one.base_operations,
         memory_bytes=int(one.usage.memory),
         reason=one.reason,
+        digest=one.digest,
         **more,
     )
 

@@ -161,6 +161,7 @@ class Assignment:
     version: int = 0  # t, the round in which it was asked
     turn: int = 0  # which draw of that round it was in
     started: float | None = None  # on a clock of events: when, in virtual seconds
+    digest: str = ""  # of a real device's reply on that clock
 
 
 def assign(federation: Federation, progress: Progress, device: Device, round_: Round) -> Assignment:
@@ -227,6 +228,23 @@ def account(
         return Assignment(device, task, part, samples, plan, usage, 0.0, 0.0, 0, 0, steps, able=False)
     seconds, down, up = usage.seconds, quote.download, quote.upload
     return Assignment(device, task, part, samples, plan, usage, seconds, quote.transfer, down, up, steps)
+
+
+def conclude(federation: Federation, one: Assignment, part: Part, seconds: float) -> Assignment:
+    """The assignment of a real device with the part that it has trained, and the seconds that it took."""
+    reuses = one.made is not None
+    done = account(federation, one.device, one.task, part, one.samples, one.plan, reuses=reuses)
+    return replace(
+        one,
+        part=part,
+        usage=done.usage,
+        seconds=seconds,
+        transfer=0.0,
+        bytes_down=done.bytes_down,
+        bytes_up=done.bytes_up,
+        steps=done.steps,
+        able=done.able,
+    )
 
 
 def send_base(

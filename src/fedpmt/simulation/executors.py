@@ -9,7 +9,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -20,7 +20,7 @@ from fedpmt.training.local import Job, LocalSettings, LocalWork, Rng, Site
 from fedpmt.training.loop import compiled_round, conclude, local_round, why_not_compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
 
@@ -47,6 +47,7 @@ class Unit:
     rng: Rng
     settings: LocalSettings
     samples: int  # |D_k|
+    operations: float = 0.0  # what it will take, to start the longest first
 
 
 @dataclass
@@ -86,6 +87,8 @@ class Executor(Protocol):
 
 
 _GLOBAL_GENERATOR = threading.Lock()
+
+HELD_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,7 @@ class Plain:
 
 
 class Parallel:
-    """Several devices at a time; two results per worker are held.
+    """Several devices at a time, the longest local rounds first, so that no worker is left with one at the end.
 
     Compiled code holds no lock: it runs in threads, with a copy of the models each, as does all that is not training.
     Autograd holds the interpreter's lock for much of a step, so it runs in processes where there may be some.
@@ -171,15 +174,33 @@ class Parallel:
         self._forked: tuple[LocalWork[Any], Workers] | None = None
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
+        rest = iter(units)
+        while some := list(islice(rest, self._ahead)):
+            order = sorted(range(len(some)), key=lambda place: -some[place].operations)
+            found = self._train(work, [some[place] for place in order])
+            held: dict[int, tuple[Reply, Any]] = {}
+            due = iter(range(len(some)))
+            wanted = next(due)
+            for place, result in zip(order, found, strict=True):
+                held[place] = result
+                while wanted in held:
+                    yield held.pop(wanted)
+                    wanted = next(due, -1)
+
+    def _train(self, work: LocalWork[Any], units: Sequence[Unit]) -> Iterator[tuple[Reply, Any]]:
+        if self._count and self._compiled is None:
+            self._compiled = compiled_round(work, self._one.job(units[0])) is not None
         if self._count and not self._compiled:
-            rest = iter(units)
-            head = list(islice(rest, 1))
-            units = chain(head, rest)
-            if head and self._compiled is None:
-                self._compiled = compiled_round(work, self._one.job(head[0])) is not None
-            if head and not self._compiled:
-                return self._train_in_processes(work, units)
+            return self._train_in_processes(work, units)
         return self._ordered(lambda unit: self._own.plain.compute(work, unit), units)
+
+    @cached_property
+    def _ahead(self) -> int:
+        """How many results may be held until it is their turn: few of a large model."""
+        largest = max(
+            sum(one.nbytes for one in model.initial().values()) for model in self._one.models.values()
+        )
+        return min(8 * self._workers, max(2 * self._workers, HELD_BYTES // max(1, largest)))
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
         return self._ordered(lambda item: function(self._own.plain.site, item), items)

@@ -77,6 +77,7 @@ class Federation:
     store: DeviceStore
     replays: int = 0  # rounds, at most, that real devices have answered twice
     traces: Traces | None = None  # when devices can be reached and how fast they are, where that was given
+    make_clock: Callable[[Federation], EventClock] = EventClock  # makes the clock of events
 
     def start(self) -> Progress:
         """Before the first round."""
@@ -156,7 +157,10 @@ class Federation:
     def train(self, arrived: list[Assignment]) -> Iterator[Reply]:
         """The local rounds of those whose replies count; others are known not to, and are not computed."""
         units = (
-            self.unit(one.device.id, one.task, one.part, one.samples, one.version, one.turn)
+            replace(
+                self.unit(one.device.id, one.task, one.part, one.samples, one.version, one.turn),
+                operations=one.usage.operations,
+            )
             for one in arrived
         )
         for one, (reply, own) in zip(arrived, self.executor.train(self.work, units), strict=True):
@@ -269,7 +273,7 @@ class Federation:
     @cached_property
     def events(self) -> EventClock:
         """The clock of events."""
-        return EventClock(self)
+        return self.make_clock(self)
 
     @cached_property
     def interval(self) -> float:

@@ -137,7 +137,8 @@ class Sealed(Collector):
         largest = max(one.task.offer, key=lambda part: self.federation.planner.price(part).operations)
         device = replace(one.device, memory=math.inf)
         part = replace(largest, label=HIDDEN)
-        return account(self.federation, device, one.task, part, one.samples, one.plan)
+        hidden = account(self.federation, device, one.task, part, one.samples, one.plan)
+        return replace(hidden, version=one.version)
 
     def _leave_out_rare(self, assignments: list[Assignment], least: int) -> list[Assignment]:
         """With Option I, leave out layers that would not be opened."""
@@ -158,7 +159,8 @@ class Sealed(Collector):
         fewer = sum(mask(self.structure, one.part)) - sum(mask(self.structure, part))
         part = replace(part, label=f"{one.part.label} less {fewer} layer{'s' if fewer > 1 else ''}")
         task = replace(one.task, offer=(part,))
-        return account(self.federation, one.device, task, part, one.samples, one.plan)
+        fitted = account(self.federation, one.device, task, part, one.samples, one.plan)
+        return replace(fitted, version=one.version)
 
     def write(self, order: Order) -> RecordDict:
         """Encode a task, with the letters of the device's neighbours."""
