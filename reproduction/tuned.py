@@ -309,7 +309,8 @@ def how(grid: Sequence[Trial]) -> str:
         f"On each split, each method chooses among {len(grid)} settings by validation data that no device holds: "
         f"{tried}, and a server that takes {', '.join(steps[:-1])} or {steps[-1]}. The setting that is best over "
         "the last third of the trials runs with all seeds, on the test set. The budget is the leaderboard's: on each "
-        "device no more `exact` operations than FedPMT's depth takes there; *over* is the share of local rounds above it.\n\n"
+        "device no more `exact` operations than FedPMT's depth takes there; *over* is the share of local rounds above "
+        "it.\n\n"
         f"{READING}"
     )
 
