@@ -174,3 +174,24 @@ MODULES = sorted(
 def test_docstring_examples(name: str) -> None:
     failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert failed == 0
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_what_readme_says() -> None:
+    """Times and bytes are exact; accuracies may differ, since processors round differently."""
+    table = (ROOT / "README.md").read_text().split("<!-- from: make demo -->\n")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    runs = [
+        run
+        for partition in ("iid", "classes:2")
+        for run in fedpmt.compare(
+            ["fedpmt", "fedavg", "feddrop"], rounds=100, eval_every=100, partition=partition
+        )
+    ]
+    for (_, method, accuracy, time, uploaded, _), run in zip(rows, runs, strict=True):
+        result = run.result
+        assert result is not None
+        assert result.accuracy is not None
+        assert (method.lower(), time) == (result.method, f"{result.virtual_seconds / 60:.1f} min")
+        assert uploaded == f"{result.bytes_up / 1e9:.2f} GB"
+        assert abs(float(accuracy.removesuffix(" %")) - 100 * result.accuracy) < 1.5
