@@ -43,6 +43,7 @@ PAGES = {
     "tuned-cifar10": "All methods at rates chosen on validation data: CIFAR-10.",
     "tuned-elsewhere": "The same on other splits, with five local epochs, and with devices that are people.",
     "blocks": "What one block costs by its place in the net: CoCoFL's measurements against our prices.",
+    "orderings": "Published orderings of DepthFL and FIARSE: embedded images.",
     "ablation": "FedPMT with one ingredient changed at a time: embedded images and CIFAR-10.",
 }
 

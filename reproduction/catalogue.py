@@ -11,6 +11,7 @@ from reproduction.completion_time import COMPLETION_TIME
 from reproduction.complexity import COMPLEXITY
 from reproduction.leaderboard import RIVALS
 from reproduction.natural import REAL_CLIENTS, TUNING
+from reproduction.orderings import ORDERINGS
 from reproduction.paper import Experiment
 from reproduction.studies import STUDIES_EXPERIMENT
 from reproduction.tuned import ABLATION, CIFAR10, ELSEWHERE, EMBEDDED
@@ -43,6 +44,7 @@ EXPERIMENTS = {
         CIFAR10.experiment,
         ELSEWHERE.experiment,
         ABLATION.experiment,
+        ORDERINGS.experiment,
         BLOCKS,
     )
 }

@@ -27,7 +27,7 @@ from reproduction.readings import TAIL, final
 from reproduction.scores import minutes, percent, seconds_to
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fedpmt.records import RunRecord
     from fedpmt.settings import Settings
@@ -98,6 +98,8 @@ class Case:
     grid: Sequence[Trial] = GRID  # what a method may choose from
     people: Contest | None = None  # whose task it is, where that is no leaderboard's
     fixed: Trial | None = None  # of all entrants, without trials: forms of one method
+    champion: str = OURS  # whom the others are set against
+    reading: Callable[[RunRecord], float] = final  # what a run comes to
 
     def base(self, scope: Scope, entrant: Entrant, seed: int) -> Settings:
         """A run as on the leaderboard: the same fleet, budget and held-out data; or as on the page of people."""
@@ -193,7 +195,7 @@ class Tuned:
         """Tables and charts of the runs that are there."""
         texts, tables, values = [self.about], list[Table](), dict[str, Any]()
         found = {case.name: self._found(library, scope, case) for case in self.cases}
-        verdicts = compare([(case.name, found[case.name]) for case in self.cases])
+        verdicts = compare([(case, found[case.name]) for case in self.cases])
         for case in self.cases:
             runs = found[case.name]
             if not runs:
@@ -235,9 +237,10 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a rival does against FedPMT by accuracy, on equal seeds."""
+    """How a rival does against a case's champion by accuracy, on equal seeds."""
 
-    lead: Estimate  # of FedPMT
+    champion: str
+    lead: Estimate  # the champion's
     chance: float  # that seeds alone make such a difference: the p-value
     corrected: float  # the same, of one among many comparisons
 
@@ -246,7 +249,7 @@ class Verdict:
         """In a word."""
         if not self.corrected < LIKELY:
             return "undecided"
-        return "FedPMT ahead" if self.lead.mean > 0 else "FedPMT behind"
+        return f"{self.champion} {'ahead' if self.lead.mean > 0 else 'behind'}"
 
     def values(self) -> dict[str, Any]:
         """For programs."""
@@ -262,23 +265,35 @@ class Verdict:
 
 
 def compare(
-    cases: Sequence[tuple[str, Mapping[str, Sequence[RunRecord]]]],
+    cases: Sequence[tuple[Case, Mapping[str, Sequence[RunRecord]]]],
 ) -> dict[tuple[str, str], Verdict]:
-    """Set every rival of every case against FedPMT, and correct the whole family by Holm's rule."""
+    """Set every rival of every case against its champion, and correct the whole family by Holm's rule."""
     leads: dict[tuple[str, str], tuple[Estimate, float]] = {}
-    for name, runs in cases:
-        ours = {run.settings["seed"]: final(run) for run in runs.get(OURS, [])}
-        for title, members in runs.items():
-            theirs = {run.settings["seed"]: final(run) for run in members}
+    for case, runs in cases:
+        scores = {
+            title: {run.settings["seed"]: case.reading(run) for run in members}
+            for title, members in runs.items()
+        }
+        ours = scores.pop(case.champion, {})
+        for title, theirs in scores.items():
             both = sorted(ours.keys() & theirs.keys())
-            if title == OURS or not both:
+            if not both:
                 continue
-            lead = Estimate.of([ours[seed] - theirs[seed] for seed in both])
-            assert lead is not None
             mine, other = [ours[seed] for seed in both], [theirs[seed] for seed in both]
-            leads[name, title] = lead, float(ttest_rel(mine, other).pvalue) if len(both) > 1 else math.nan
+            lead = Estimate.of([one - another for one, another in zip(mine, other, strict=True)])
+            assert lead is not None
+            chance = float(ttest_rel(mine, other).pvalue) if len(both) > 1 else math.nan
+            leads[case.name, title] = lead, chance
     adjusted = holm({key: chance for key, (_, chance) in leads.items() if not math.isnan(chance)})
-    return {key: Verdict(lead, chance, adjusted.get(key, math.nan)) for key, (lead, chance) in leads.items()}
+    champions = {case.name: _short(case.champion) for case, _ in cases}
+    return {
+        key: Verdict(champions[key[0]], lead, chance, adjusted.get(key, math.nan))
+        for key, (lead, chance) in leads.items()
+    }
+
+
+def _short(title: str) -> str:
+    return title.partition(",")[0]
 
 
 def holm(chances: Mapping[Any, float]) -> dict[Any, float]:
@@ -324,7 +339,7 @@ READING = (
 
 
 def _row(case: Case, title: str, runs: Sequence[RunRecord]) -> dict[str, Any]:
-    accuracy = Estimate.of([final(run) for run in runs])
+    accuracy = Estimate.of([case.reading(run) for run in runs])
     assert accuracy is not None
     devices = [device for run in runs for step in run.rounds for device in step.devices]
     reached = {target: Estimate.of([seconds_to(run, target) for run in runs]) for target in case.targets}
@@ -348,7 +363,7 @@ def _row(case: Case, title: str, runs: Sequence[RunRecord]) -> dict[str, Any]:
 def _table(case: Case, rows: Sequence[Mapping[str, Any]]) -> Table:
     cells = [
         [
-            f"**{row['title']}**" if row["title"] == OURS else row["title"],
+            f"**{row['title']}**" if row["title"] == case.champion else row["title"],
             row["accuracy_text"],
             *row["reached_text"].values(),
             show(row["seconds"], time_unit),
@@ -368,8 +383,8 @@ def _verdict_table(case: Case, verdicts: Mapping[str, Verdict]) -> Table:
         [rival, f"{percent(one.lead)}", _chance(one.chance), _chance(one.corrected), one.text]
         for rival, one in sorted(verdicts.items(), key=lambda item: item[1].lead.mean)
     ]
-    columns = ("rival", "FedPMT's lead, points", "p", "p, corrected", "verdict")
-    return Table(f"{case.title}: {OURS} against each rival", columns, cells)
+    columns = ("rival", f"{_short(case.champion)}'s lead, points", "p", "p, corrected", "verdict")
+    return Table(f"{case.title}: {case.champion} against each rival", columns, cells)
 
 
 def _chance(value: float) -> str:
@@ -377,22 +392,22 @@ def _chance(value: float) -> str:
 
 
 def _text(case: Case, rows: Sequence[Mapping[str, Any]], verdicts: Mapping[str, Verdict]) -> str:
-    """Where FedPMT stands, from the numbers."""
-    by_title = {row["title"]: row for row in rows}
+    """Where the champion stands, from the numbers."""
+    by_title, champion = {row["title"]: row for row in rows}, case.champion
     counts = seeds_text([row["runs"] for row in rows])
     lines = [f"## {case.title}", ""]
-    if OURS not in by_title:
-        return "\n".join([*lines, f"{counts}; no run of {OURS} yet."])
-    ours = by_title[OURS]
-    within = [row for row in rows if not row["over_budget"] and row["title"] != OURS]
-    said = [f"{counts}, {case.rounds} rounds. {OURS} ends at {100 * ours['accuracy']:.1f} %"]
+    if champion not in by_title:
+        return "\n".join([*lines, f"{counts}; no run of {champion} yet."])
+    ours = by_title[champion]
+    within = [row for row in rows if not row["over_budget"] and row["title"] != champion]
+    said = [f"{counts}, {case.rounds} rounds. {champion} ends at {100 * ours['accuracy']:.1f} %"]
     if within:
         best = max(within, key=lambda row: row["accuracy"])
         said.append(
             f"the best other method within the budget, {best['title']}, at {100 * best['accuracy']:.1f} %"
         )
-    behind = [rival for rival, one in verdicts.items() if one.text == "FedPMT behind"]
-    ahead = [rival for rival, one in verdicts.items() if one.text == "FedPMT ahead"]
+    behind = [rival for rival, one in verdicts.items() if one.text.endswith("behind")]
+    ahead = [rival for rival, one in verdicts.items() if one.text.endswith("ahead")]
     said.append(
         f"significantly better than {len(ahead)} of {len(verdicts)} rivals"
         + (f", worse than {', '.join(behind)}" if behind else ", worse than none")
@@ -404,7 +419,8 @@ def _text(case: Case, rows: Sequence[Mapping[str, Any]], verdicts: Mapping[str, 
 
 
 def _first(target: float, rows: Sequence[Mapping[str, Any]], ours: Mapping[str, Any]) -> str:
-    """Who is first at an accuracy, and how much sooner FedPMT is than FedAvg."""
+    """Who is first at an accuracy, and how much sooner the champion is than FedAvg."""
+    champion = ours["title"]
     there = {
         row["title"]: row["reached"][str(target)] for row in rows if row["reached"][str(target)] is not None
     }
@@ -413,12 +429,12 @@ def _first(target: float, rows: Sequence[Mapping[str, Any]], ours: Mapping[str, 
         return f"{goal}nobody gets there in every seed."
     first = min(there, key=lambda title: there[title])
     if ours["title"] not in there:
-        return f"{goal}{first} is first; {OURS} does not get there in every seed."
+        return f"{goal}{first} is first; {champion} does not get there in every seed."
     mine = there[ours["title"]]
-    others = sorted((seconds, title) for title, seconds in there.items() if title != OURS)
-    told = f"{goal}{OURS} after {mine / 60:.1f} min"
-    told += ", first" if first == OURS else f", behind {first} ({there[first] / 60:.1f} min)"
-    if first == OURS and others:
+    others = sorted((seconds, title) for title, seconds in there.items() if title != champion)
+    told = f"{goal}{champion} after {mine / 60:.1f} min"
+    told += ", first" if first == champion else f", behind {first} ({there[first] / 60:.1f} min)"
+    if first == champion and others:
         told += f"; then {others[0][1]} ({others[0][0] / 60:.1f} min)"
     if "FedAvg" in there:
         told += f"; {there['FedAvg'] / mine:.1f} times sooner than FedAvg"
