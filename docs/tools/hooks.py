@@ -24,11 +24,19 @@ OUTSIDE = re.compile(
 """A link to a file of the repository that is not part of the site."""
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """List all files of a folder where the navigation says so, as for decisions: `adr/*.md`."""
+    for section in config.nav or []:
+        for entry in next(iter(section.values())):
+            for title, pages in entry.items() if isinstance(entry, dict) else ():
+                if isinstance(pages, str) and "*" in pages:
+                    docs = Path(config.docs_dir)
+                    entry[title] = [path.relative_to(docs).as_posix() for path in sorted(docs.glob(pages))]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages, and move report pages away from the pages that describe them."""
-    for file in files:
-        if file.src_uri.endswith(".html"):  # results/ablation.md is built to results/ablation.html
-            file.dest_uri = file.url = f"reports/{Path(file.src_uri).name}"
+    """Add the generated pages."""
     pages = {**reference.pages(), **notebooks.pages(ROOT / "notebooks")}
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))

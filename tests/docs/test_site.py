@@ -51,11 +51,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def listed(entries: list[Any]) -> list[str]:
-    """All pages of a navigation."""
+    """All pages of a navigation, with those that a pattern stands for."""
     found: list[str] = []
     for entry in entries:
         for value in entry.values() if isinstance(entry, dict) else [entry]:
-            found += listed(value) if isinstance(value, list) else [value]
+            matching = (
+                [path.relative_to(DOCS).as_posix() for path in DOCS.glob(value)] if "*" in value else [value]
+            )
+            found += listed(value) if isinstance(value, list) else matching
     return found
 
 
