@@ -465,8 +465,8 @@ def test_the_page_says_what_is_evaluated_and_how_devices_train() -> None:
         text = _text(contest, [1], "")
         one = contest.settings(KNOWN["fedpmt"], IID, 0)
         assert f"SGD at rate {one.lr:g}, in batches of {one.batch}, 1 epoch a round, {whose}" in text
-        assert "FedGKT's by Adam" in text
-        assert "`split` of a device's part of a net with the part that all share, on all classes" in text
+        assert "FedGKT by Adam" in text
+        assert "`split` of a device's part with the shared part, on all classes" in text
 
 
 def test_the_page_of_a_few_tiny_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
