@@ -5,7 +5,7 @@ PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-ch
 # One thread per device, parallel over devices: threads that share two cores only wait for each other.
 export OMP_NUM_THREADS = 1
 
-.PHONY: help install dev demo demo-flower test test-slow test-browser test-network test-flower vendor check format bench bench-smoke bench-truncation reproduce clean
+.PHONY: help install dev docs demo demo-flower test test-slow test-browser test-network test-flower vendor check format bench bench-smoke bench-truncation reproduce clean
 
 QUICK = --quick
 
@@ -43,6 +43,14 @@ demo-flower: $(VENV)/.flower ## The same method on Flower: a SuperLink and five 
 $(VENV)/.reproduction: $(VENV)/.run
 	$(PIP_INSTALL) -e '.[reproduction]'
 	@touch $@
+
+$(VENV)/.docs: $(VENV)/.run
+	$(PIP_INSTALL) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## Build the documentation in site/; fails on a warning or a dead link
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html in a browser"
 
 test: $(VENV)/.dev ## Run the tests
 	$(VENV)/bin/python -m pytest -q -n 2
@@ -90,4 +98,4 @@ reproduce: $(VENV)/.reproduction ## Make the paper's tables and figures, small a
 	$(VENV)/bin/python -m reproduction all $(QUICK) --out results
 
 clean: ## Remove the environment and the demo
-	rm -rf $(VENV) demo demo-flower
+	rm -rf $(VENV) demo demo-flower site

@@ -37,7 +37,7 @@ PAGES = {
     "studies": "What the paper leaves open, as small studies on embedded data.",
     "convergence": "Theorem 1 of the paper against convex problems.",
     "rivals": "Methods that exchange weights, at equal operations.",
-    "people": "Devices that are people: 30 people's phones, and 138 roles of Shakespeare's.",
+    "people": "Devices that are people: 30 people's phones, and 138 of Shakespeare's roles.",
     "fine-tuning": "Pretrained models: MobileNetV2 on CIFAR-10 and MiniLM on Reuters' news.",
     "tuned-embedded": "All methods at rates chosen on validation data: embedded images.",
     "tuned-cifar10": "All methods at rates chosen on validation data: CIFAR-10.",

@@ -196,7 +196,7 @@ def _finals_table(finals: Finals) -> Table:
     ]
     columns = ("panel", "FedAvg", "FedPMT, 2", "FedPMT, 4 or 5", "FedDrop, 2", "FedDrop, 4 or 5")
     note = f"Mean of the last {TAIL} evaluations, in %; ± is the standard deviation over seeds."
-    return Table("Final accuracy, behind the method |I|", columns, rows, note)
+    return Table("Final accuracy (after the method: |I|)", columns, rows, note)
 
 
 def percent(found: Spread | None) -> str:

@@ -71,7 +71,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Artefact:
-    """One table or figure of the paper, ours beside it."""
+    """One table or figure of the paper, next to ours."""
 
     name: str
     title: str
@@ -86,7 +86,7 @@ class Artefact:
         """The page."""
         parts = [f"# {self.title}", "", self.text.strip(), ""]
         for picture in self.pictures:
-            parts += [f"![{picture.caption}]({picture.name}.svg)", "", picture.caption, ""]
+            parts += [f"![{self.title}]({picture.name}.svg)", "", picture.caption, ""]
         parts += [table.markdown() for table in self.all_tables]
         return "\n".join([*parts, self.origin, ""])
 
@@ -148,13 +148,13 @@ ORDER = ("complexity", "accuracy", "completion-time", "studies", "convergence")
 HEAD = """
 # What of the paper reproduces
 
-One line per claim of its experimental section (IV) and of its theorem (III-C). A claim *holds* where every case we
-could check bears it out, *holds partly* where some do, and *does not reproduce* where none does; what was varied
-because the paper does not state it stands next to it. Numbers are ours, and each page names its command and seeds.
+One line for each claim of the paper's experiments (section IV) and of its theorem (III-C). A claim *holds* if all
+cases we checked confirm it, *holds partly* if some do, and *does not reproduce* if none does. "Varied" is what the
+paper leaves open and we tried. The numbers are ours; each page names its command and seeds.
 
-The runs behind the pages are kept in records/, one archive per page with a list of hashes; a run that several pages
-need is in one of them. With `--draw-only --out docs/results` behind its command a page is made again from these runs,
-to the byte if the libraries have the versions named at its end, and nothing is trained.
+The runs behind the pages are in records/, one archive per page with a list of hashes. Add `--draw-only --out
+docs/results` to a page's command to draw it again from these runs, without training. With the versions named at its
+end, the page is the same to the byte.
 """.strip()
 
 

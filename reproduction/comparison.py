@@ -100,7 +100,7 @@ LEGEND = (
 
 NOTES = {
     "feddf": "Weak devices train, send and get a narrower prototype, so both kinds of heterogeneity are served. "
-    "Beside unlabelled data it uses labels: the best student is chosen on labelled validation data.",
+    "In addition to unlabelled data it uses labels: the best student is chosen on labelled validation data.",
     "comet": "Nets are as wide as a device can afford, which serves computation. Traffic is small but the same "
     "for all.",
     "fedgkt": "One edge net for all devices (the server's layers need features of one shape): in its published "

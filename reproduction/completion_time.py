@@ -321,7 +321,7 @@ def _readings(
         "first touched",
         *(f"mean of {window}" for window in WINDOWS[1:]),
     )
-    note = "Rounds until the accuracy, or its mean over so many evaluations around, is first reached."
+    note = "Rounds until the accuracy, or its mean over this number of evaluations, is first reached."
     return Table("How a curve is read", columns, rows, note), values
 
 

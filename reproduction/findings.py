@@ -25,7 +25,7 @@ TARGETS = {IID: 0.5, TWO_CLASSES: 0.4}
 
 PANELS = (IID, TWO_CLASSES)
 SEEN, NOT_SEEN, OPEN, UNKNOWN = "seen", "not seen", "within noise", "not decided"
-LIKELY, UNLIKELY = "in every seed, not surely", "in no seed, not surely"
+LIKELY, UNLIKELY = "in all seeds, not significant", "in no seed, not significant"
 """Seeds agree, but are too few or too far apart for the interval to leave zero out."""
 
 
@@ -105,7 +105,7 @@ def judged(leads: Sequence[float]) -> str:
     """By the interval of the mean lead; where that reaches to both sides, by whether the seeds agree.
 
     >>> judged([3.0, 3.1, 2.9]), judged([3.0, 1.0, 8.0]), judged([3.0, -1.0, 8.0])
-    ('seen', 'in every seed, not surely', 'within noise')
+    ('seen', 'in all seeds, not significant', 'within noise')
     """
     # Nothing can be averaged with what was never reached: then all seeds must agree.
     estimate = Estimate.of(leads) if all(map(math.isfinite, leads)) else None
@@ -206,10 +206,10 @@ def findings_table(judged: list[dict[str, str]]) -> Table:
     targets = ", ".join(f"{100 * target:.0f} % {PARTITIONS[split]}" for split, target in TARGETS.items())
     note = (
         f"Seen, not seen: by the mean over seeds, where the {100 * CONFIDENCE:.0f} % interval of the difference on "
-        f"equal seeds leaves zero out. Not surely: it does not, but all seeds agree. {OPEN.capitalize()}: seeds "
-        "disagree, or only one of several says anything. "
-        f"{UNKNOWN.capitalize()}: neither reached the target, or a run is not there. The target ({targets}) is reached "
-        f"where the mean over the last {100 * TAIL:.0f} % of the evaluations is there. No finding of SlimFL's paper "
-        "applies: they are about channels that lose messages, and nobody's does here but that of its row with fading."
+        f"equal seeds excludes zero. Not significant: it does not, but all seeds agree. {OPEN.capitalize()}: seeds "
+        "disagree, or only one of several counts. "
+        f"{UNKNOWN.capitalize()}: neither reached the target, or a run is missing. The target ({targets}) is reached "
+        f"when the mean over the last {100 * TAIL:.0f} % of the evaluations reaches it. No finding of SlimFL's paper "
+        "applies: they are about channels that lose messages, as only its row with fading does here."
     )
     return Table("What the papers say", ("finding", "split", "here", "seeds for it"), rows, note, words=True)

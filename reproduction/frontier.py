@@ -1,4 +1,4 @@
-"""What can be had for so much virtual time, or so many bytes: curves of all entrants and the Pareto frontier."""
+"""The best accuracy within a virtual time, or within bytes: curves of all entrants and the Pareto frontier."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def frontier(tracks: Mapping[str, Track]) -> list[Lead]:
 
 
 def best_within(leads: Sequence[Lead], limit: float) -> Lead | None:
-    """The best that can be had for so much."""
+    """The best accuracy within a limit."""
     within = [lead for lead in leads if lead.spent <= limit]
     return within[-1] if within else None
 
@@ -215,18 +215,15 @@ def _panel(
 def caption(contest: Contest, seeds: str) -> str:
     """What stands under a chart."""
     variants = (
-        ", and dotted those of its variants that touch the frontier or stand in for a form that diverged"
+        " (dotted: variants that touch the frontier, or replace one that diverged)"
         if contest.has_variants
         else ""
     )
-    others = (
-        " † and hollow: what is evaluated is not one global model, which is another quantity; they are not on the "
-        "frontier."
-    )
+    others = " † and hollow symbols: not the accuracy of one global model, so not on the frontier."
     return (
-        f"Test accuracy against virtual time, and below it against all bytes uploaded, {seeds}: "
-        f"the strongest form of each method{variants}; symbols with intervals are where "
-        "it ends. The grey band is the Pareto frontier, the best that any has for so much; bold names touch it. "
+        f"Test accuracy against virtual time (top) and uploaded bytes (bottom), {seeds}: "
+        f"the strongest variant of each method{variants}. Symbols with intervals show where a method "
+        "ends. The grey band is the Pareto frontier; methods in bold touch it. "
         f"Curves are means over seeds and over the last {100 * TAIL:.0f} % of the evaluations."
         f"{others if any(entrant.personal for entrant in contest.entrants) else ''}"
     )
@@ -235,7 +232,7 @@ def caption(contest: Contest, seeds: str) -> str:
 def best_table(
     contest: Contest, found: RunsByEntrant, every: Sequence[Score], against: Against
 ) -> tuple[Table, list[dict[str, Any]]]:
-    """Who is best for so much, by shares of what FedPMT spends in all its rounds."""
+    """Return the best method within limits that are shares of what FedPMT spends in all its rounds."""
     unit = {"seconds": time_unit, "bytes": bytes_unit}[against]
     rows, values = [], []
     titles = {entrant.name: entrant.title for entrant in contest.entrants}
@@ -251,7 +248,7 @@ def best_table(
             rows.append(
                 [
                     f"{PARTITIONS.get(partition, partition)}, {show(limit, unit)}",
-                    "nobody" if lead is None else titles[lead.name],
+                    "none" if lead is None else titles[lead.name],
                     "-" if lead is None else f"{100 * lead.accuracy:.1f}",
                     "-" if ours is None else f"{100 * ours.accuracy:.1f}",
                 ]
@@ -265,12 +262,12 @@ def best_table(
                     "fedpmt": ours.accuracy if ours else None,
                 }
             )
-    what = {"seconds": "so much virtual time", "bytes": "so many uploaded bytes"}[against]
-    variants = "; variants take part" if contest.has_variants else ""
+    what = {"seconds": "virtual time", "bytes": "uploaded bytes"}[against]
+    variants = "; variants are included" if contest.has_variants else ""
     note = (
-        f"Amounts are shares of what FedPMT spends in all its rounds{variants}. No method is played for longer than "
-        "these rounds, so the last rows favour those whose rounds are long."
+        f"Limits are shares of what FedPMT spends in all its rounds{variants}. All methods run the same number of "
+        "rounds, so the last rows favour those with long rounds."
     )
     return Table(
-        f"The best for {what}", ("split, limit", "best", "accuracy, %", "FedPMT, %"), rows, note
+        f"The best within a limit of {what}", ("split, limit", "best", "accuracy, %", "FedPMT, %"), rows, note
     ), values

@@ -115,11 +115,11 @@ def accuracy(numbers: Mapping[str, Any], partition: str) -> str:
 
 
 def best_for(against: str, unit: Callable[[float], Unit]) -> Question:
-    """Who is best for so much."""
+    """Who is best within a limit."""
 
     def question(numbers: Mapping[str, Any], partition: str) -> str:
         parts = [
-            f"for {show(one['limit'], unit)} {KNOWN[one['best']].title} ({100 * one['accuracy']:.1f} %)"
+            f"{show(one['limit'], unit)}: {KNOWN[one['best']].title} ({100 * one['accuracy']:.1f} %)"
             for one in numbers["best_within"][against]
             if one["partition"] == partition and one["best"] is not None
         ]
@@ -137,7 +137,7 @@ def memory(numbers: Mapping[str, Any], partition: str) -> str:
 
 
 def lean(numbers: Mapping[str, Any], partition: str) -> str:
-    """Who is best of those that need and tell nothing beside weights, and whose server only averages."""
+    """Who is best of those that need and send weights alone, and whose server only averages."""
     return listed(
         [
             row

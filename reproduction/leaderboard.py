@@ -132,37 +132,37 @@ def _text(contest: Contest, counts: Sequence[int], verdicts: str) -> str:
     server = personal = adam = ""
     if any(method_class(entrant.method)().traits.server_work for entrant in contest.entrants):
         server = (
-            f"The server's work is at most {one.server_cap:g} times its devices' operations a round, and takes no "
-            "virtual time. "
+            f"The server may do {one.server_cap:g} times the operations of a round's devices, which takes no virtual "
+            "time. "
         )
     if any(entrant.personal for entrant in contest.entrants):
         personal = (
-            " † marks accuracies that are not of one global model but means over devices that took part: `mean "
-            "personal` of devices' own nets, each on the test samples of the classes it holds; `split` of a device's "
-            "part of a net with the part that all share, on all classes. Each such net is tested on "
-            f"{PERSONAL_TEST:,} samples of its own draw, or on as many as there are, and {PERSONAL_EVERY} times less "
-            "often than a global model: the time to an accuracy is read off that coarser grid."
+            " † marks accuracies that are not of one global model, but means over devices that took part: `mean "
+            "personal` of each device's own model, on test samples of the classes it has; `split` of a device's "
+            "part with the shared part, on all classes. Each is tested on up to "
+            f"{PERSONAL_TEST:,} samples, {PERSONAL_EVERY} times less often than a global model, so times to an "
+            "accuracy are coarser."
         )
     if any(entrant.method == "fedgkt" for entrant in contest.entrants):
-        adam = "; but FedGKT's by Adam at its own rate, on both sides"
+        adam = " (FedGKT by Adam at its own rate, on both sides)"
     return (
         f"**Where FedPMT stands.**\n\n{verdicts or '- No run of it yet.'}\n\n"
         f"{seeds_text(counts)}, {contest.played} rounds on {contest.data}, {one.devices} devices of {speeds} speeds "
         f"with {one.samples} samples each, {one.cohort} a round.{contest.situation.fleet} "
         f"Budget `{BUDGET}`: on each level a method gets "
-        "the largest part that takes no more `exact` operations than FedPMT's depth there; where the budget cannot act "
-        f"on a method, it is over it and the clock shows what that costs. {server}"
-        f"For all methods alike {held['public']} is held out as public data and {held['validation']} as "
-        "validation data, whoever needs it, so devices hold the same. Every seed has a split of its own, the same for "
+        "the largest part that takes no more `exact` operations than FedPMT's depth there. A method on which a budget "
+        f"cannot act exceeds it, and the clock shows the cost. {server}"
+        f"For every method {held['public']} is held out as public data and {held['validation']} as "
+        "validation data, so devices hold the same samples. Every seed has its own split, the same for "
         f"all methods. Devices train by SGD at rate {one.lr:g}, in batches of {one.batch}, {epochs} a round, "
-        f"{whose}{adam}: no rate is tuned to a method, and one that diverges at this rate is shown so. Methods' own "
-        "settings stand in the last table.\n\n"
+        f"{whose}{adam}. No rate is tuned to a method; one that diverges at this rate is shown so. The last table has "
+        "the methods' own settings.\n\n"
         f"Accuracy is the mean over the last {100 * TAIL:.0f} % of the rounds, over seeds, with "
-        f"{100 * CONFIDENCE:.0f} % intervals. Time is virtual; bytes and operations are of all devices in "
-        "all rounds, what is downloaded with index lists, masks and seeds; memory is the most that a device held. An "
-        f"accuracy is reached where the mean over the last {100 * TAIL:.0f} % of the evaluations is there (≤: already "
+        f"{100 * CONFIDENCE:.0f} % intervals. Time is virtual. Bytes and operations are of all devices in all "
+        "rounds; downloads include index lists, masks and seeds. Memory is the most that a device used. An "
+        f"accuracy is reached when the mean over the last {100 * TAIL:.0f} % of the evaluations reaches it (≤: "
         "at the first evaluation of a run). A run that "
-        f"diverges counts as a guess, and reaches nothing.{personal}"
+        f"diverges counts as a guess and reaches nothing.{personal}"
     )
 
 
@@ -178,7 +178,7 @@ def needs(entrant: Entrant) -> dict[str, str]:
 
 
 def needs_table(entrants: Sequence[Entrant], every: Sequence[Score]) -> Table:
-    """What must be there beside devices; variants where they need something else than the method."""
+    """What a method needs besides devices; variants where they differ from the method."""
     plain = {entrant.method: needs(entrant) for entrant in ENTRANTS if not entrant.variant}
     rows = []
     for entrant in entrants:
@@ -188,12 +188,12 @@ def needs_table(entrants: Sequence[Entrant], every: Sequence[Score]) -> Table:
         works = _server([one for one in every if one.entrant.name == entrant.name])
         cells = (found["data"], found["state"], works, found["discloses"])
         rows.append([entrant.title, *(cell or NONE for cell in cells)])
-    columns = ("method", "public data", "a device keeps", "server compute", "disclosed beside weights")
+    columns = ("method", "public data", "a device keeps", "server compute", "disclosed besides weights")
     return Table("What it needs", columns, rows, words=True)
 
 
 def _server(every: Sequence[Score]) -> str:
-    """What the server does beside averaging, on each split."""
+    """What the server does besides averaging, on each split."""
     shares = []
     for one in every:
         done, devices = one.total.server_operations, one.total.operations

@@ -113,13 +113,13 @@ def page(name: str, title: str, contests: Sequence[Contest], library: Library, s
 
 
 HOW = (
-    "On each device a method gets the largest part that takes no more operations than FedPMT's depth there, by "
-    "`exact` prices; FedAvg trains everything, and a method that has nothing as small is over it. Accuracy is the mean "
-    f"over the last {100 * TAIL:.0f} % of the rounds, over seeds, with {100 * CONFIDENCE:.0f} % intervals; time is "
-    "virtual. Where people have test samples of their own, *mean*, *spread* and *worst tenth* are over people, each "
+    "On each device a method gets the largest part that takes no more `exact` operations than FedPMT's depth there. "
+    "FedAvg trains everything; a method without such a small part exceeds the limit. Accuracy is the mean "
+    f"over the last {100 * TAIL:.0f} % of the rounds, over seeds, with {100 * CONFIDENCE:.0f} % intervals. Time is "
+    "virtual. Where people have their own test samples, *mean*, *spread* and *worst tenth* are over people, each "
     "counting the same, at the end of a run; *slowest* and *fastest* are the means over people on the slowest and the "
-    "fastest level. No rate is tuned to a method; a run that diverges counts as a guess, and people's scores are of "
-    "the other runs."
+    "fastest level. No rate is tuned to a method. A run that diverges counts as a guess, and is left out of people's "
+    "scores."
 )
 
 
@@ -330,7 +330,7 @@ PEOPLE = Contest(
 )
 ROLES = Contest(
     "shakespeare",
-    "What roles of Shakespeare's say next",
+    "What Shakespeare's roles say next",
     "Each device is a role of one of twelve plays, with 16 to 667 passages of 80 characters; the next character is "
     "predicted by a small transformer (`--task transformer-shakespeare`). Scores are per character.",
     "transformer-shakespeare",

@@ -356,22 +356,29 @@ def loss_table(rows: Sequence[dict[str, Any]]) -> Table:
             PARTITIONS.get(row["partition"], row["partition"]),
             row["fedpmt"],
             f"{len(row['ahead'])} of {row['rivals']}",
-            ", ".join(f"{KNOWN[name].title} {text}" for name, text in row["ahead"].items()) or "nobody",
+            ", ".join(f"{KNOWN[name].title} {text}" for name, text in row["ahead"].items()) or "none",
             ", ".join(f"{KNOWN[name].title} {text}" for name, text in row["likely_ahead"].items()) or "-",
             ", ".join(KNOWN[name].title for name in row["within_noise"]) or "-",
         ]
         for row in rows
     ]
     note = (
-        "Ahead: by the mean difference on equal seeds, where its 95 % interval leaves zero out (with one seed: by the "
-        "difference; one usable seed of several decides nothing). Not surely: the interval does not, but it is ahead "
-        "in every seed. Within noise: seeds disagree. A method counts once, in the form that does best by "
-        "the measure. Accuracies that are not of one global model are left out here. An accuracy is reached where the "
-        f"mean over the last {100 * TAIL:.0f} % of the evaluations is there; downloads count index lists, masks and "
-        f"seeds. What takes less by no more than {100 * EVEN:.1f} % is not ahead. A run that diverged reaches nothing "
-        "and ends at a guess."
+        "Better: the 95 % interval of the mean difference on equal seeds excludes zero (with one seed, any difference "
+        "counts; one usable seed of several decides nothing). Better in all seeds: the interval includes zero. "
+        "Within noise: seeds disagree. Each method counts once, in its best variant. Accuracies that are not of one "
+        "global model are left out. An accuracy is reached when the mean over the last "
+        f"{100 * TAIL:.0f} % of the evaluations reaches it. Downloads include index lists, masks and seeds. "
+        f"Savings of up to {100 * EVEN:.1f} % do not count. A diverged run reaches nothing and ends at a guess."
     )
-    columns = ("by", "split", "FedPMT", "ahead of it", "who", "in every seed, not surely", "within noise")
+    columns = (
+        "by",
+        "split",
+        "FedPMT",
+        "better",
+        "which",
+        "better in all seeds, not significantly",
+        "within noise",
+    )
     return Table("Where FedPMT loses", columns, cells, note, words=True)
 
 
@@ -386,13 +393,13 @@ def verdict_text(rows: Sequence[dict[str, Any]]) -> str:
             ", ".join(f"{KNOWN[name].title} ({text})" for name, text in row[which].items())
             for which in ("ahead", "likely_ahead")
         )
-        told = f"behind {behind}" if behind else "behind nobody for sure"
+        said = f"Significantly better: {behind}." if behind else "No method is significantly better."
         if maybe:
-            told += f"; in every seed, though not surely, behind {maybe}"
+            said += f" Better in all {row['seeds']} seeds, but not significantly: {maybe}."
         even = (
-            "with one seed, noise is not known"
+            "With one seed, the noise is not known."
             if row["seeds"] == 1
-            else f"{len(row['within_noise'])} of {row['rivals']} rivals are within noise of it"
+            else f"Within noise: {len(row['within_noise'])} of {row['rivals']} rivals."
         )
-        lines.append(f"{split}: FedPMT ends at {row['fedpmt']}, {told}; {even}.")
+        lines.append(f"{split}: FedPMT ends at {row['fedpmt']}. {said} {even}")
     return "\n".join(f"- {line}" for line in lines)

@@ -173,7 +173,7 @@ STUDIES = (
     ),
     *(
         Study(
-            f"FedDrop's variants beside FedPMT ({TITLES[task]})",
+            f"FedDrop's variants and FedPMT ({TITLES[task]})",
             task,
             (IID, TWO_CLASSES),
             {

@@ -321,18 +321,19 @@ def how(grid: Sequence[Trial]) -> str:
     if any(trial.server == ADAM for trial in grid):
         steps.append("a step of Adam at rate 0.01")
     return (
-        f"Each method has {len(grid)} settings to choose from on each split, by validation data that no device holds: "
-        f"{tried}, with the server taking {', '.join(steps[:-1])} or {steps[-1]}. The best over the "
-        "last third of the trials plays all seeds, on the test set. The budget is the leaderboard's: on each device no "
-        "more `exact` operations than FedPMT's depth takes there; *over* is the share of local rounds above it.\n\n"
+        f"On each split, each method chooses among {len(grid)} settings by validation data that no device holds: "
+        f"{tried}, and a server that takes {', '.join(steps[:-1])} or {steps[-1]}. The setting that is best over "
+        "the last third of the trials runs with all seeds, on the test set. The budget is the leaderboard's: on each "
+        "device no more `exact` operations than FedPMT's depth takes there; *over* is the share of local rounds above "
+        "it.\n\n"
         f"{READING}"
     )
 
 
 READING = (
     f"Accuracy is the mean over the last {100 * TAIL:.0f} % of the rounds, over seeds, with {100 * CONFIDENCE:.0f} % "
-    "intervals. An accuracy is reached where the mean over the last tenth of the evaluations is there; time is "
-    "virtual. A run that diverges counts as a guess. *Ahead* and *behind*: by a paired t-test over equal seeds, "
+    "intervals. An accuracy is reached when the mean over the last tenth of the evaluations reaches it. Time is "
+    "virtual. A run that diverges counts as a guess. *Ahead* and *behind*: a paired t-test over equal seeds gives "
     "p < 0.05 after Holm's correction over all comparisons of this page; else *undecided*."
 )
 
@@ -408,10 +409,10 @@ def _text(case: Case, rows: Sequence[Mapping[str, Any]], verdicts: Mapping[str, 
     behind = [rival for rival, one in verdicts.items() if one.text.endswith("behind")]
     ahead = [rival for rival, one in verdicts.items() if one.text.endswith("ahead")]
     said.append(
-        f"surely ahead of {len(ahead)} of {len(verdicts)} rivals"
-        + (f", behind {', '.join(behind)}" if behind else ", behind none")
+        f"significantly better than {len(ahead)} of {len(verdicts)} rivals"
+        + (f", worse than {', '.join(behind)}" if behind else ", worse than none")
     )
-    lines.append("; ".join(said) + ".")
+    lines += ["; ".join(said) + ".", ""]
     for target in case.targets:
         lines.append(_first(target, rows, ours))
     return "\n".join(lines)

@@ -158,7 +158,7 @@ def run(
     Raises:
         SettingError: Where a setting or an input cannot be used; before anything is trained.
 
-    Example:
+    Examples:
         >>> import fedpmt
         >>> record = fedpmt.run("fedpmt", rounds=1, devices=5, samples=10, cohort=5)
         >>> record.result.rounds
@@ -229,7 +229,7 @@ def compare(
     Returns:
         A list of runs, with `frame()` and `plot()` of all of them.
 
-    Example:
+    Examples:
         >>> import fedpmt
         >>> runs = fedpmt.compare(["fedpmt", "fedavg"], rounds=1, devices=5, samples=10, cohort=5)
         >>> [run.result.method for run in runs]

@@ -54,7 +54,7 @@ def layers(
     Raises:
         SettingError: The model cannot run the example, or a setting cannot be used.
 
-    Example:
+    Examples:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> [(row.name, row.parameters) for row in layers(net, torch.zeros(2, 4)).layers]
@@ -88,7 +88,7 @@ def cost(
     Raises:
         SettingError: The model cannot run the example, or a setting cannot be used.
 
-    Example:
+    Examples:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> [row.operations for row in cost(net, torch.zeros(2, 4), batch=10).depths]
@@ -130,7 +130,7 @@ def plan(
     Raises:
         SettingError: The model cannot run the example, or a setting cannot be used.
 
-    Example:
+    Examples:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> [(row.speed, row.depth) for row in plan(net, torch.zeros(2, 4), levels="1/2,1", deadline=15).devices]

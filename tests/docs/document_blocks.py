@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FENCED = re.compile(r"```(python|shell|text)\n(.*?)```", re.DOTALL)
+POINTS = 5.0
 
 
 def run_blocks(document: str, text: str, module: ModuleType) -> Iterator[tuple[str, str, str]]:
@@ -39,6 +40,18 @@ def run_blocks(document: str, text: str, module: ModuleType) -> Iterator[tuple[s
                 exec(compile(block, document, "exec"), module.__dict__)
         printed = out.getvalue() or printed
         yield kind, block, printed
+
+
+def prints_what_is_shown(shown: str, printed: str) -> bool:
+    """Whether the texts agree; whole percentages may differ by 5 points, since processors round differently.
+
+    >>> prints_what_is_shown("91% in 30 min", "90% in 30 min"), prints_what_is_shown("30 min", "31 min")
+    (True, False)
+    """
+    percentage = re.compile(r" *(?<![\d.])(\d+)%")
+    pairs = zip(percentage.findall(shown), percentage.findall(printed), strict=False)
+    near = all(abs(float(one) - float(other)) <= POINTS for one, other in pairs)
+    return near and percentage.sub("%", shown) == percentage.sub("%", printed)
 
 
 def _commands(block: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from document_blocks import run_blocks
+from document_blocks import prints_what_is_shown, run_blocks
 
 import fedpmt
 import published  # noqa: F401 (before transformers, where torchvision lacks its operators)
@@ -103,6 +103,8 @@ def test_each_symbol_of_the_paper_has_a_row() -> None:
     "document",
     [
         "README.md",
+        "docs/tutorial.md",
+        "docs/how-it-works.md",
         "docs/adding-a-method.md",
         "docs/own-model.md",
         "docs/methods/fedpmt.md",
@@ -124,7 +126,7 @@ def test_examples_run_and_print_what_is_shown(
     last = ""
     for kind, block, last in run_blocks(document, text, module):
         if kind == "text":
-            assert block == last
+            assert prints_what_is_shown(block, last), last
     assert last
 
 
@@ -172,3 +174,24 @@ MODULES = sorted(
 def test_docstring_examples(name: str) -> None:
     failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert failed == 0
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_what_readme_says() -> None:
+    """Times and bytes are exact; accuracies may differ, since processors round differently."""
+    shown = (ROOT / "README.md").read_text().split("<!-- from: make demo -->")[1]
+    row = r"(?i)\b(fedpmt|fedavg|feddrop)\b\W+([\d.]+) %.*?([\d.]+) min\W+([\d.]+) GB"
+    runs = [
+        run
+        for partition in ("iid", "classes:2")
+        for run in fedpmt.compare(
+            ["fedpmt", "fedavg", "feddrop"], rounds=100, eval_every=100, partition=partition
+        )
+    ]
+    for (method, accuracy, minutes, uploaded), run in zip(re.findall(row, shown), runs, strict=True):
+        result = run.result
+        assert result is not None
+        assert result.accuracy is not None
+        assert (method.lower(), minutes) == (result.method, f"{result.virtual_seconds / 60:.1f}")
+        assert uploaded == f"{result.bytes_up / 1e9:.2f}"
+        assert abs(float(accuracy) - 100 * result.accuracy) < 1.5

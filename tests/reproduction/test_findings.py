@@ -218,19 +218,20 @@ def test_a_lead_is_sure_only_after_correction_for_all_that_are_compared() -> Non
         "ahead": ended(0.80, 0.81, 0.82, 0.81),
         "even": ended(0.71, 0.70, 0.71, 0.71),
     }
-    verdicts = compare([("case", {**ours, **rivals})])
+    case = EMBEDDED_CASES[0]
+    verdicts = compare([(case, {**ours, **rivals})])
     assert {rival: one.text for (_, rival), one in verdicts.items()} == {
         "behind": "FedPMT ahead",
         "ahead": "FedPMT behind",
         "even": "undecided",
     }
-    assert verdicts["case", "behind"].lead.mean == pytest.approx(0.0975)
+    assert verdicts[case.name, "behind"].lead.mean == pytest.approx(0.0975)
     for one in verdicts.values():
         assert one.corrected >= one.chance
     # One seed decides nothing, and neither does a rival that shares none.
-    alone = compare([("case", {OURS: ended(0.7), "rival": ended(0.1)})])
+    alone = compare([(case, {OURS: ended(0.7), "rival": ended(0.1)})])
     assert [one.text for one in alone.values()] == ["undecided"]
-    assert compare([("case", {"rival": ended(0.1)})]) == {}
+    assert compare([(case, {"rival": ended(0.1)})]) == {}
 
 
 def test_what_did_best_on_validation_data_plays() -> None:

@@ -285,13 +285,14 @@ def test_where_fedpmt_loses_is_said() -> None:
     assert rows["accuracy"]["ahead"] == {"fedavg": "70.5 %"}
     assert rows["accuracy"]["within_noise"] == ["scaffold"]
     assert rows["uploaded"]["ahead"] == {}
-    # Ahead in both seeds, by two points and by thirty: not surely, but no noise either.
+    # Better in both seeds, by two points and by thirty: not significantly, but no noise either.
     found[IID, "scaffold"] = [
         run([0.1, end], seed=seed, method="scaffold") for seed, end in enumerate((0.62, 0.91))
     ]
     likely = next(row for row in losses(contest, found, every) if row["measure"] == "accuracy")
     assert (likely["likely_ahead"], likely["within_noise"]) == ({"scaffold": "76.5 %"}, [])
-    assert "in every seed, though not surely, behind SCAFFOLD (76.5 %); 0 of 3" in verdict_text([likely])
+    said = "Better in all 2 seeds, but not significantly: SCAFFOLD (76.5 %). Within noise: 0 of 3 rivals."
+    assert said in verdict_text([likely])
     # A byte less is not worth a word, a hundredth is.
     for less, ahead in ((0, set()), (1, set()), (10_000, {"fedavg"})):
         million = {
@@ -311,7 +312,7 @@ def test_where_fedpmt_loses_is_said() -> None:
         changed = losses(contest, million, every)
         assert next(set(row["ahead"]) for row in changed if row["measure"] == "uploaded") == ahead
     assert verdict_text(list(rows.values())) == (
-        "- i.i.d.: FedPMT ends at 60.5 %, behind FedAvg (70.5 %); 1 of 3 rivals are within noise of it."
+        "- i.i.d.: FedPMT ends at 60.5 %. Significantly better: FedAvg (70.5 %). Within noise: 1 of 3 rivals."
     )
 
 
@@ -464,8 +465,8 @@ def test_the_page_says_what_is_evaluated_and_how_devices_train() -> None:
         text = _text(contest, [1], "")
         one = contest.settings(KNOWN["fedpmt"], IID, 0)
         assert f"SGD at rate {one.lr:g}, in batches of {one.batch}, 1 epoch a round, {whose}" in text
-        assert "FedGKT's by Adam" in text
-        assert "`split` of a device's part of a net with the part that all share, on all classes" in text
+        assert "FedGKT by Adam" in text
+        assert "`split` of a device's part with the shared part, on all classes" in text
 
 
 def test_the_page_of_a_few_tiny_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -545,7 +546,7 @@ def test_the_guide_says_what_was_measured_and_no_more() -> None:
     assert said("lean") == (
         "FedAvg 61.0 ± 1.0 %; FedProx, mu 0.01 60.5 ± 1.0 %, diverged in 1 of 3; FedPMT 60.0 ± 1.0 %"
     )
-    assert said("time") == "for 2 min FedPMT (40.0 %)"
+    assert said("time") == "2 min: FedPMT (40.0 %)"
     assert said("uploads") == NOT_YET
     assert said("own") == "COMET 90.0 ± 1.0 %"
     assert said("split") == "FedGKT 80.0 ± 1.0 %"

@@ -40,7 +40,7 @@ class Device:
     Raises:
         SettingError: A value cannot be used.
 
-    Example:
+    Examples:
         >>> Device(name="pi", speed="1/5", count=20, uplink_mbps=10).speed
         0.2
     """

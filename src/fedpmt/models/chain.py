@@ -58,7 +58,7 @@ def find_chain(module: nn.Module, example: Arrays | None = None) -> Chain | None
         The modules in order; None where the forward pass is not such a chain, or can't be shown to be one. If the
         children of an `nn.Sequential` are not all chains of torch's own modules, each child is one link.
 
-    Example:
+    Examples:
         >>> class Net(nn.Module):
         ...     def __init__(self):
         ...         super().__init__()

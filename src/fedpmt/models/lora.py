@@ -60,7 +60,7 @@ def lora(
     Raises:
         SettingError: There is no such layer, or no adapter can be put there, or a rank is not within 1 and its sizes.
 
-    Example:
+    Examples:
         >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
         >>> [name for name, one in lora(net, rank=2).named_parameters() if one.requires_grad]
         ['0.lora_A', '0.lora_B', '2.lora_A', '2.lora_B', '4.weight', '4.bias']
@@ -89,7 +89,7 @@ def merge_lora(module: nn.Module) -> nn.Module:
     Returns:
         A module of the classes that it had before, whose state has the published names. All of it requires a gradient.
 
-    Example:
+    Examples:
         >>> net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
         >>> merged = merge_lora(lora(net, rank=2))
         >>> sorted(merged.state_dict())

@@ -109,7 +109,7 @@ def check_method(
     Raises:
         AssertionError: For the first check that fails. Its text names the method, the check, and what is wrong.
 
-    Example:
+    Examples:
         >>> from fedpmt import FedPMT
         >>> check_method(FedPMT(), checks=ON_A_BENCH)
     """

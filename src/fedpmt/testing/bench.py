@@ -210,7 +210,7 @@ class Bench:
     A device's budget is the number of entries that it can afford to train. `state` is the server's; assign the state
     of the `Step` that `aggregate` returns to go on to the next round.
 
-    Example:
+    Examples:
         >>> from fedpmt.methods.fedavg import FedAvg
         >>> bench = Bench(FedAvg(), learning_rate=0.5)
         >>> step = bench.aggregate([bench.reply(device) for device in range(4)])

@@ -43,7 +43,7 @@ def declared_axes(module: nn.Module, declared: Declared, example: Arrays | None 
     Raises:
         SettingError: A name is unknown, sizes don't match, or the model can't be run so.
 
-    Example:
+    Examples:
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
         >>> hidden = {"0.weight": ("h", None), "0.bias": ("h",), "2.weight": (None, "h")}

@@ -1,0 +1,1 @@
+"""Programs that build the site, its reference, its pictures and its notebooks."""
