@@ -75,7 +75,14 @@ def command_page() -> str:
         "",
     ]
     for path, command in _commands(typer.main.get_command(app), ("fedpmt",)):
-        lines += [f"## {' '.join(path)}", "", command.help or "", "", f"    {_usage(path, command)}", ""]
+        lines += [
+            f"## {' '.join(path)}",
+            "",
+            _examples_as_code(command.help or ""),
+            "",
+            f"    {_usage(path, command)}",
+            "",
+        ]
         own = [option for option in command.params if not _is_setting(option)]
         shared = [option.opts[0] for option in command.params if _is_setting(option)]
         others = [
@@ -164,6 +171,21 @@ def _commands(
 
 def _run_command() -> click.Command:
     return dict(_commands(typer.main.get_command(app), ("fedpmt",)))["fedpmt", "run"]
+
+
+def _examples_as_code(text: str) -> str:
+    """Indent the examples of a help text, which end it, as Markdown wants code.
+
+    >>> print(_examples_as_code("Say it.\\n\\nExamples:\\n  fedpmt run"))
+    Say it.
+    <BLANKLINE>
+    Examples:
+    <BLANKLINE>
+        fedpmt run
+    """
+    said, _, examples = text.partition("Examples:\n")
+    lines = "\n".join(f"  {line}" for line in examples.splitlines())
+    return f"{said}Examples:\n\n{lines}" if examples else said
 
 
 def _flags(flags: list[str]) -> str:
