@@ -189,8 +189,11 @@ def accuracy(method: Any) -> float:
 
 @pytest.mark.parametrize(
     ("kind", "factor"),
-    [(LiedToFedAvg, -20.0), (LiedToFedPMT, -20.0), (LiedToFedPMT, 50.0)],
-    ids=["fedavg-flipped", "fedpmt-flipped", "fedpmt-scaled"],
+    [
+        pytest.param(LiedToFedAvg, -20.0, id="fedavg-flipped", marks=pytest.mark.slow),
+        pytest.param(LiedToFedPMT, -20.0, id="fedpmt-flipped"),
+        pytest.param(LiedToFedPMT, 50.0, id="fedpmt-scaled", marks=pytest.mark.slow),
+    ],
 )
 def test_two_liars_of_ten_break_the_plain_mean_and_no_robust_one(kind: Any, factor: float) -> None:
     honest = accuracy(kind())

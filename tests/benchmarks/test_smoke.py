@@ -308,6 +308,7 @@ def test_scale_figure_and_places(tmp_path: Path) -> None:
     assert (tmp_path / "scale.svg").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_methods_are_measured_next_to_fedavg(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "methods.json"
     flags = ["--setting", "smoke", "--methods", "heterofl,prunefl", "--repeat", "1", "--rounds", "1"]
@@ -348,6 +349,7 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_own_rounds_are_measured_depth_by_depth(tmp_path: Path) -> None:
     """The full depth is the unit of both columns, and an evaluated round is measured apart from a plain one."""
     plan = Plan((SMOKE,), repeat=1, warmup=1, rounds=3, work=tmp_path, own_environment=False)

@@ -115,6 +115,18 @@ def test_output_fits_and_no_number_is_broken(name: str, monkeypatch: pytest.Monk
         assert quantities <= set(QUANTITY.findall("\n".join(lines)))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", [("report", "one", "--out", "page.html"), ("profile",), ("completion", "bash")]
+)
+def test_what_measures_or_draws_fits_too(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in WIDTHS:
+        monkeypatch.setenv("COLUMNS", str(width))
+        called = call(*command)
+        assert called.code == 0, called.err
+        assert command[0] == "completion" or too_long(called.out.splitlines(), width) == []
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 @pytest.mark.parametrize("name", SHOWN)
 def test_output_in_any_letters(name: str, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,10 +315,10 @@ def test_runs_lists_what_is_in_a_folder(home: Path, tmp_path: Path) -> None:
     listed = {Path(one["run"]).name: one for one in call("runs", tmp_path, "--json").json}
     assert (listed["half"]["state"], listed["damaged"]["state"]) == ("unfinished", "damaged")
     assert (listed["half"]["rounds"], listed["half"]["of"], listed["half"]["method"]) == (2, 2, "fedpmt")
-    text = call("runs", tmp_path).out
+    text = " ".join(call("runs", tmp_path).out.split())
     assert text.startswith("2 runs in ")
     assert "not finished" in text
-    assert f"fedpmt run --resume --out {unfinished}" in " ".join(text.split())
+    assert f"fedpmt run --resume --out {unfinished}" in text
     assert "nor does it hold one" in refused("runs", tmp_path / "none")
 
 

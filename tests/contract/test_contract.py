@@ -27,13 +27,12 @@ from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.methods.registry import METHODS, create, general_methods
 from fedpmt.records import DEVICES, MODEL_FILE, ROUNDS, RunRecord
 from fedpmt.simulation.checkpoint import read_value
-from fedpmt.testing import CHECKS, ON_A_BENCH, Subject, check_method
+from fedpmt.testing import CHECKS, ON_A_BENCH, WHOLE_RUNS, Subject, check_method
 from fedpmt.testing.checks import (
     declares_what_replies_carry,
     keeps_server_work_within_cap,
     learns_with_default_settings,
     same_bits_after_resume,
-    same_bits_for_any_number_of_workers,
 )
 from fedpmt.training.server import Yogi
 from fedpmt.types import SettingError
@@ -46,8 +45,8 @@ ENOUGH = {"fjord": 24, "comet": 80, "fedgkt": 6, "prunefl": 24, "fedasync": 120}
 LONG = ("comet", "fedgkt", "prunefl", "fiarse", "fedgen")
 """Methods that need many rounds, or long ones, until they are better than a guess: `make test-slow` waits for them."""
 
-ON_WORKERS = ("fedavg", "fedpmt", "heterofl", "scaffold", "fedgkt", "fedbuff")
-"""Of each kind of state that devices keep, one whose bits are compared over numbers of workers in CI."""
+WHOLE = ("fedavg", "fedpmt", "heterofl", "scaffold", "fedgkt", "fedbuff")
+"""Of each kind of state that devices keep, one whose whole runs are checked in CI."""
 
 GENERATING = ("fedgen", "feddf")
 """Methods whose server trains for long."""
@@ -90,7 +89,7 @@ def cases() -> list[Any]:
         for check in CHECKS:
             long = (
                 (name in LONG and check is learns_with_default_settings)
-                or (name not in ON_WORKERS and check is same_bits_for_any_number_of_workers)
+                or (name not in WHOLE and check in WHOLE_RUNS)
                 or (name in GENERATING and check is declares_what_replies_carry)
             )
             slow = [pytest.mark.slow] if long or (name in PRESETS and check not in ON_A_BENCH) else []
@@ -285,6 +284,7 @@ def test_no_method_ends_at_a_guess(method: str, partition: str) -> None:
     assert accuracy(method, partition, SLOW_STARTERS.get(method, 50)) > 2.5 * GUESS
 
 
+@pytest.mark.slow
 def test_fedgen_does_not_diverge() -> None:
     """With latent = 10 this run is no longer finite after 13 rounds."""
     assert accuracy("fedgen", "iid", rounds=13, seed=1) > 5 * GUESS

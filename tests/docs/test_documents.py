@@ -109,7 +109,7 @@ def test_each_symbol_of_the_paper_has_a_row() -> None:
         "docs/own-model.md",
         "docs/methods/fedpmt.md",
         "docs/own-clients.md",
-        "docs/fine-tuning.md",
+        pytest.param("docs/fine-tuning.md", marks=pytest.mark.slow),
         "docs/fleets.md",
     ],
 )

@@ -46,6 +46,7 @@ def test_one_round_agrees_within_rounding(method: str, task: str) -> None:
         assert (fast[name] - tensor).norm() / tensor.norm() <= 1e-5, name
 
 
+@pytest.mark.slow
 def test_many_rounds_reach_the_same_accuracy() -> None:
     found = [
         api.run("fedpmt", rounds=50, eval_every=50, executor=executor).result

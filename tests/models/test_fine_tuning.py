@@ -380,6 +380,7 @@ def test_prices_and_plans_say_what_is_sent_once(tmp_path: Path) -> None:
     line = "base, sent once: 448 B"
     assert f"{line}; 96 operations before the first layer" in str(priced)
     plan = fedpmt.plan(perceptron(0), example, fleet=fleet(tmp_path), deadline=1000)
-    assert f"{line}, 100.0 s on the slowest link; no deadline applies to it" in str(plan)
+    said = " ".join(str(plan).split()).lower()
+    assert f"{line}, 100.0 s on the slowest link; no deadline applies to it".lower() in said
     assert plan.devices[0].download_bytes == SENT + 1  # and the number of its level
     assert "base" not in str(fedpmt.cost(perceptron(), example))

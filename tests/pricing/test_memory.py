@@ -174,7 +174,7 @@ def measured(
     ("batch", "cached", "momentum"),
     [
         pytest.param(10, False, False, marks=pytest.mark.slow),
-        (20, False, True),
+        pytest.param(20, False, True, marks=pytest.mark.slow),
         (20, True, False),
         pytest.param(10, True, True, marks=pytest.mark.slow),
     ],

@@ -268,6 +268,7 @@ def test_a_device_too_slow_for_anything_takes_part_with_fewer_samples() -> None:
     assert {one.part for one in counted.rounds[0].devices if one.level == 1} == {"depth 1, 1 of 4 steps"}
 
 
+@pytest.mark.slow
 def test_a_rotated_plan_trains_all_layers_as_often_as_it_says() -> None:
     run = traded(plan="rotated", budget="operations", rounds=100, levels="1/5,1", options={"every": 3})
     parts = [device.part for step in run.rounds for device in step.devices if device.level == 1]

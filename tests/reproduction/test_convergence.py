@@ -34,6 +34,7 @@ def artefact() -> Artefact:
     return build(SHORT)
 
 
+@pytest.mark.slow
 def test_it_can_be_published(artefact: Artefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The versions are known only where the package is installed.
     monkeypatch.setattr("reproduction.artefact.versions", lambda: ["fedpmt 0"])

@@ -99,7 +99,7 @@ def deploy(
 
     out = out or Path("deployment")
     places = Places(out)
-    if resume and not places.app.exists():
+    if resume and not (places.app.exists() or places.run.exists()):
         raise SettingError(f"out = '{out}' holds no deployment to continue; leave out --resume to begin one")
     typed = {
         "update_limit": update_limit,

@@ -50,7 +50,8 @@ def check_replies(federation: Federation, progress: Progress, *, keep_idle: bool
     With `keep_idle`, only where none could with any method: not even with FedPMT's smallest part.
     """
     settings, latest, planner = federation.settings, federation.settings.deadline, federation.planner
-    changing = bool(settings.drift) or federation.traces is not None
+    # A method that chooses its devices may ask one of them for less when it was late, as PruneFL does.
+    changing = bool(settings.drift) or federation.traces is not None or federation.chooses_cohort
     if changing or (latest is None and federation.fleet.memories is None):
         return
     samples = sizes_of(federation.problem, settings)
