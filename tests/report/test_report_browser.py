@@ -314,7 +314,7 @@ def test_static_figures_stay_on_paper_and_without_scripts(browser: WebDriver, pa
 
 
 def write_rounds(run: RunRecord, folder: Path, count: int) -> None:
-    """Let the records of a run stand at so many rounds."""
+    """Cut the records of a run back to a number of rounds."""
     folder.mkdir(exist_ok=True)
     (folder / CONFIG).write_text(json.dumps({"format": 1, "settings": run.settings}))
     lines = [step.model_dump_json(exclude_defaults=True) + "\n" for step in run.rounds[:count]]
