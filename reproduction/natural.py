@@ -88,6 +88,8 @@ class Contest:
 def page(name: str, title: str, contests: Sequence[Contest], library: Library, scope: Scope) -> Artefact:
     """What each method reaches, for whom, and in what time, on each of several tasks."""
     texts, tables, pictures, values = [HOW], list[Table](), list[Picture](), dict[str, Any]()
+    about = "test accuracy against virtual time, the band from the lowest to the highest seed"
+    panels: dict[str, Mapping[str, Sequence[RunRecord]]] = {}
     for contest in contests:
         found = contest.found(library, scope)
         if not found:
@@ -98,16 +100,16 @@ def page(name: str, title: str, contests: Sequence[Contest], library: Library, s
             *([_people_table(rows, contest)] if _has_people(rows) else []),
             _time_table(rows, contest),
         ]
-        about = "test accuracy against virtual time, the band from the lowest to the highest seed"
-        levels = "; right: what people of each level get, from the slowest level to the fastest"
-        pictures.append(
-            Picture(
-                f"{name}-{contest.name}",
-                draw(contest, found),
-                f"{contest.title}: {about}{levels if _has_people(rows) else ''}.",
-            )
-        )
+        if _has_people(rows):
+            levels = "right: what people of each level get, from the slowest level to the fastest"
+            caption = f"{contest.title}: {about}; {levels}."
+            pictures.append(Picture(f"{name}-{contest.name}", draw(contest, found), caption))
+        else:
+            panels[contest.title] = found
         values[contest.name] = {"rows": rows, "seeds": [len(runs) for runs in found.values()]}
+    if panels:
+        caption = f"{about[0].upper()}{about[1:]}."
+        pictures.append(Picture(name, draw_panels(panels), caption))
     command = f"python -m reproduction {name}{scope.suffix}"
     return Artefact(name, title, command, "\n\n".join(texts), tables, pictures, values)
 
@@ -269,7 +271,8 @@ def draw_panels(panels: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> Figu
     every = figure.subplots(rows, columns, squeeze=False).flat
     for axes, (title, found) in zip(every, panels.items(), strict=False):
         for number, (name, runs) in enumerate(found.items()):
-            _line(axes, name, runs, PALETTE[number % len(PALETTE)])
+            turn, place = divmod(number, len(PALETTE))
+            _line(axes, name, runs, PALETTE[place], DASHES[turn % len(DASHES)])
         axes.set(xlabel="virtual minutes", ylabel="test accuracy", title=title)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.legend(loc="lower right", fontsize="small")
@@ -310,12 +313,16 @@ def _alone(method: str, found: Mapping[str, Sequence[RunRecord]]) -> bool:
     return len(forms) == 1
 
 
-def _line(axes: Axes, title: str, runs: Sequence[RunRecord], colour: str) -> None:
+DASHES = ("-", "--", ":")
+"""For lines of one colour, where there are more methods than colours."""
+
+
+def _line(axes: Axes, title: str, runs: Sequence[RunRecord], colour: str, dash: str = "-") -> None:
     line = curve(runs, "seconds")
     if line is None or not any(evaluated(run) for run in runs):
         return
     minutes = line.place / 60
-    axes.plot(minutes, line.mean, color=colour, label=title, linewidth=1.4)
+    axes.plot(minutes, line.mean, color=colour, label=title, linewidth=1.4, linestyle=dash)
     axes.fill_between(minutes, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
 
 

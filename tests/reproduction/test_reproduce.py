@@ -214,7 +214,7 @@ QUICK = ("complexity", "leaderboard-embedded-even", "people")
 
 SLOW = (
     "accuracy", "completion-time", "studies", "rivals", "leaderboard-cifar10", "leaderboard-embedded",
-    "leaderboard-embedded-deadline", "tuned-embedded", "ablation",
+    "leaderboard-embedded-deadline", "tuned-embedded", "ablation", "fine-tuning",
 )  # fmt: skip
 
 
