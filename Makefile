@@ -68,7 +68,7 @@ test-flower: $(VENV)/.dev ## Run on Flower: Ray, and SuperLink and SuperNodes as
 	$(VENV)/bin/python -m pytest -q -m flower
 
 vendor: $(VENV)/.dev ## Fetch the scripts that come from npm again and check them
-	$(VENV)/bin/python tools/vendor.py
+	$(VENV)/bin/python tests/vendor.py
 
 check: $(VENV)/.dev ## Lint, format, types and import directions
 	$(VENV)/bin/ruff check .

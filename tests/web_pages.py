@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import matplotlib.image
 import pytest
 
-from tools.vendor import AXE, fetch
+from vendor import AXE, fetch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
