@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from html import escape
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from fedpmt.report.markup import document, section
 from fedpmt.report.markup import table as table_of
 from fedpmt.report.theme import RC, to_svg
 from fedpmt.types import SettingError
+from reproduction.verdicts import FAILS, HOLDS, NOT_RUN, UNDECIDED, Claim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 LIBRARIES = ("torch", "numpy")
+JUDGED = "Judged by the [rules](README.md#how-claims-are-judged); all cases of this page are one family."
 
 
 @dataclass(frozen=True)
@@ -87,16 +89,12 @@ class Artefact:
         parts = [f"# {self.title}", "", self.text.strip(), ""]
         for picture in self.pictures:
             parts += [f"![{self.title}]({picture.name}.svg)", "", picture.caption, ""]
-        parts += [table.markdown() for table in self.all_tables]
+        parts += [table.markdown() for table in self.tables]
+        if self.claims:
+            parts += ["## What the paper says", "", JUDGED, ""]
+        for claim in self.claims:
+            parts += [f"### Claim: {claim.name}", "", claim_table(claim).markdown()]
         return "\n".join([*parts, self.origin, ""])
-
-    @property
-    def all_tables(self) -> list[Table]:
-        """Its tables, the last of them about the paper's claims."""
-        rows = [(claim.text, claim.verdict, claim.numbers, claim.varied) for claim in self.claims]
-        columns = ("claim", "verdict", "numbers", "varied")
-        judged = [Table("What the paper says", columns, rows, words=True)] if rows else []
-        return [*self.tables, *judged]
 
     @property
     def origin(self) -> str:
@@ -141,102 +139,137 @@ def versions() -> list[str]:
     return [f"fedpmt {__version__}", *(f"{name} {version(name)}" for name in LIBRARIES)]
 
 
+def claim_table(claim: Claim) -> Table:
+    """The cases of a claim, one per row."""
+    rows = [(case.where, case.shown, case.chance, case.verdict) for case in claim.cases]
+    said = f"**{claim.verdict.capitalize()}**{f'; it holds {claim.remark}' if claim.remark else ''}. {claim.note}"
+    columns = ("case", claim.measure, "p, corrected", "verdict")
+    return Table(f"{claim.text} ({claim.place})", columns, rows, said.strip(), words=True)
+
+
 PAGE = "README.md"
-ORDER = ("complexity", "accuracy", "completion-time", "studies", "convergence")
+ORDER = ("complexity", "accuracy", "completion-time", "studies", "variations", "convergence", "comparison")
 """Of the artefacts on the page: the paper's."""
 
-HEAD = """
-# What of the paper reproduces
+SUMMARY = (
+    "With FedPMT, a weak device trains only the last layers of the model, and the server averages each layer over the "
+    "devices that trained it.",
+    "We ran the experiments of its paper again, with the paper's settings. {total}",
+    "What a device saves (Table I): every printed number of operations: {complexity.operations}.",
+    "Against FedDrop, which thins layers at random, at equal operations (Figure 1): FedPMT ends higher: "
+    "{accuracy.lead}.",
+    "Against FedAvg, in which every device trains everything: with two levels of devices FedPMT ends within 2 points: "
+    "{accuracy.like-fedavg}; with four or five levels on the CNNs: {accuracy.like-fedavg-deep}.",
+    "Time to an accuracy without a deadline (Table II): FedPMT is faster than FedAvg: {completion-time.faster}.",
+    "The same with a deadline that cuts off FedAvg's slow devices: {completion-time.faster-deadline}.",
+    "At equal operations the last layers are the ones to train: {studies.blocks}.",
+    "The theorem's rate of 1/T on convex problems: {convergence.rate}. With fixed levels and unequal data the error "
+    "stops at a floor ([why](../theory.md)).",
+    "What these pages do not show is listed in [limits](limits.md).",
+)
+"""Lines for a newcomer; a name in braces is a claim, whose verdict takes its place."""
 
-One line for each claim of the paper's experiments (section IV) and of its theorem (III-C). A claim *holds* if all
-cases we checked confirm it, *holds partly* if some do, and *does not reproduce* if none does. "Varied" is what the
-paper leaves open and we tried. The numbers are ours; each page names its command and seeds.
+RULES = f"""
+## How claims are judged
 
-The runs behind the pages are in records/, one archive per page with a list of hashes. Add `--draw-only --out
-docs/results` to a page's command to draw it again from these runs, without training. With the versions named at its
-end, the page is the same to the byte.
+The rules are in `reproduction/verdicts.py`; no page has others.
+
+1. **Pairs.** Two methods are compared on equal seeds: the same data on the same devices, the same initial weights, the
+   same devices in each round. What counts is the mean of the differences, with its 95 % interval (Student's t).
+2. **Cases.** A claim is checked in every case it speaks of: a net, a split, a target. Each case *{HOLDS}*, *{FAILS}* or
+   is *{UNDECIDED}*, and the claim's verdict counts them. *{NOT_RUN.capitalize()}* means that the runs are missing.
+3. **Above and below.** A case is decided if a two-sided test gives p < 0.05 after Holm's correction over all cases of
+   its page. It then holds or fails by the sign; else it is undecided, however large the mean. One seed decides nothing.
+4. **Alike.** "A ends like B, within a margin" holds if the interval of the difference lies inside the margin, fails if
+   it lies outside, and is undecided if it crosses a boundary. What is tested is the distance to the boundary, with the
+   same correction.
+5. **Times** are compared by ratio: the mean of the logarithms of paired ratios. A run that never reaches the target
+   is given its last round; such a pair can weaken a lead, not reverse it. Pairs in which neither gets there are left
+   out.
+6. **Exact numbers** (operations, bytes, rows of a table) need no seeds: they come out as stated or not.
+7. Where all seeds give the same difference, which happens with rounds to a target, the sign test replaces the t-test.
 """.strip()
 
+RECOMPUTE = """
+## Check ten numbers yourself
 
-@dataclass(frozen=True)
-class Case:
-    """One place where a claim was checked."""
+The runs behind the pages are in `records/`, one archive per page with a list of hashes. This script picks ten final
+accuracies of [accuracy](accuracy.md) at random and computes them from the raw records, without our code:
 
-    where: str
-    holds: bool
-    shown: str  # the number that decides
+```python
+import json, lzma, random, statistics, tarfile
+with tarfile.open(fileobj=lzma.open("docs/results/records/accuracy.tar.xz")) as tar:
+    runs = [json.load(tar.extractfile(member)) for member in tar if member.name.endswith(".json")]
+for row in random.sample(json.load(open("docs/results/accuracy.json"))["final"], 10):
+    same = {key: row[key] for key in ("task", "partition", "method", "depths") if row[key]}
+    curves = [run["rounds"]["score"] for run in runs if same.items() <= run["settings"].items()]
+    finals = [statistics.fmean([score for score in curve if score is not None][-5:]) for curve in curves]
+    print(*same.values(), f"{statistics.fmean(finals):.4f}, published {row['mean']:.4f}, {len(finals)} seeds")
+    assert abs(statistics.fmean(finals) - row["mean"]) < 1e-9
+```
 
-
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of the paper, in our words.
-
-    >>> Claim("FedPMT is faster", "IV-C", [Case("i.i.d.", True, "1.9 x"), Case("2 classes", False, "0.9 x")]).verdict
-    'holds partly: 1 of 2'
-    """
-
-    text: str
-    place: str  # in the paper
-    cases: Sequence[Case]
-    varied: str = ""  # what the paper leaves open here, and was tried
-
-    @property
-    def verdict(self) -> str:
-        """In a word, with the count where there are several cases."""
-        held, count = sum(case.holds for case in self.cases), len(self.cases)
-        if not count:
-            return "not measured"
-        if held == count:
-            return "holds"
-        return f"holds partly: {held} of {count}" if held else "does not reproduce"
-
-    def values(self) -> dict[str, Any]:
-        """For programs."""
-        return {**asdict(self), "verdict": self.verdict}
-
-    @property
-    def numbers(self) -> str:
-        """All cases, those that fail marked."""
-        return "; ".join(
-            f"{case.where}: {case.shown}{'' if case.holds else ' (no)'}".lstrip(": ") for case in self.cases
-        )
+To draw a whole page again from its runs, add `--draw-only --out docs/results` to the command at its end. With the
+versions named there, the page is the same to the byte. `python -m reproduction all` plays every run again
+([how long it takes](../reproducing.md)).
+""".strip()
 
 
 def write_verdicts(folder: Path) -> Path | None:
     """The page of verdicts, from all artefacts published in a folder; None where none makes a claim."""
-    rows: list[tuple[str, ...]] = []
-    for name in ORDER:
-        path = folder / f"{name}.json"
-        if not path.exists():
-            continue
-        try:
-            found = json.loads(path.read_text())
-            claims = [
-                Claim(one["text"], one["place"], [Case(**case) for case in one["cases"]], one["varied"])
-                for one in found.get("claims", [])
-                if "--quick" not in found["command"]  # a taste judges nothing
-            ]
-        except (ValueError, KeyError, TypeError) as error:
-            raise SettingError(f"'{path}' is not an artefact of this version ({error})") from error
-        rows += [
-            (
-                claim.text,
-                claim.place,
-                f"**{claim.verdict}**",
-                claim.numbers,
-                claim.varied or "-",
-                f"[{name}]({name}.md)",
-            )
-            for claim in claims
-            if claim.cases
-        ]
-    if not rows:
+    found = {name: claims for name in ORDER if (claims := _published_claims(folder / f"{name}.json"))}
+    if not found:
         return None
-    columns = ("claim", "in the paper", "verdict", "our numbers", "varied", "evidence")
+    rows = [
+        (claim.text, claim.place, f"**{verdict_text(claim)}**", f"[{name}]({name}.md#claim-{claim.name})")
+        for name, claims in found.items()
+        for claim in claims
+    ]
+    columns = ("claim", "in the paper", "verdict", "evidence")
+    lines = ["# What of the paper reproduces", "", *_summary(found), ""]
+    lines += ["## Claims", "", JUDGED_HERE, "", Table("All claims", columns, rows, words=True).markdown()]
     page = folder / PAGE
-    table = Table("Claims", columns, rows, words=True).markdown()
-    write_atomically(page, "\n".join([HEAD, "", table, *_pages(folder)]).encode())
+    write_atomically(page, "\n".join([*lines, RULES, "", RECOMPUTE, "", *_pages(folder)]).encode())
     return page
+
+
+JUDGED_HERE = (
+    "The paper's claims in our words, and how many of the cases that we checked hold "
+    "([rules](#how-claims-are-judged)). The evidence has a row per case, with our number and its interval."
+)
+
+
+def _published_claims(path: Path) -> list[Claim]:
+    """The claims of a page; none where it does not exist or is a taste, which judges nothing."""
+    if not path.exists():
+        return []
+    try:
+        found = json.loads(path.read_text())
+        return [Claim.read(one) for one in found.get("claims", []) if "--quick" not in found["command"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SettingError(f"'{path}' is not an artefact of this version ({error})") from error
+
+
+def verdict_text(claim: Claim) -> str:
+    """The verdict with what belongs to it."""
+    return f"{claim.verdict}; {claim.remark}" if claim.remark else claim.verdict
+
+
+def _summary(found: Mapping[str, Sequence[Claim]]) -> list[str]:
+    """The lines for a newcomer, those left out whose claims are not published here."""
+    words = {
+        f"{name}.{claim.name}": verdict_text(claim) for name, claims in found.items() for claim in claims
+    }
+    every = [case.verdict for claims in found.values() for claim in claims for case in claim.cases]
+    counts = ", ".join(
+        f"{every.count(word)} {word}" for word in (HOLDS, FAILS, UNDECIDED, NOT_RUN) if word in every
+    )
+    judged = f"{len(words)} claims in {len(every)} cases: {counts}"
+    words["total"] = f"We checked {judged} ([rules](#how-claims-are-judged))."
+    lines = []
+    for line in SUMMARY:
+        if set(re.findall(r"\{(.+?)\}", line)) <= words.keys():
+            lines.append("- " + re.sub(r"\{(.+?)\}", lambda name: words[name[1]], line))
+    return lines
 
 
 def _pages(folder: Path) -> list[str]:
@@ -262,8 +295,9 @@ def web_page(artefact: Artefact) -> str:
         figures = "\n".join(_figure(picture) for picture in artefact.pictures)
         body = f'<div class="grid wide">{figures}</div>'
         sections["figures"] = ("Figures", section("figures", "Figures", body))
-    for number, table in enumerate(artefact.all_tables, 1):
-        name = f"table-{number}"
+    tables = {f"table-{number}": table for number, table in enumerate(artefact.tables, 1)}
+    tables |= {f"claim-{claim.name}": claim_table(claim) for claim in artefact.claims}
+    for name, table in tables.items():
         note = f'<div class="note after">{_words(table.note)}</div>' if table.note else ""
         sections[name] = (table.title, section(name, table.title, _table(table), note))
     header = f"<header>\n<h1>{escape(artefact.title)}</h1>\n</header>"

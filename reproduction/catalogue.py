@@ -13,7 +13,7 @@ from reproduction.leaderboard import RIVALS
 from reproduction.natural import REAL_CLIENTS, TUNING
 from reproduction.orderings import ORDERINGS
 from reproduction.paper import Experiment
-from reproduction.studies import STUDIES_EXPERIMENT
+from reproduction.studies import STUDIES_EXPERIMENT, VARIATIONS_EXPERIMENT
 from reproduction.tuned import ABLATION, CIFAR10, ELSEWHERE, EMBEDDED
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ EXPERIMENTS = {
         ACCURACY,
         COMPLETION_TIME,
         STUDIES_EXPERIMENT,
+        VARIATIONS_EXPERIMENT,
         Experiment("convergence", "the 1/T rate and the bound, Theorem 1", lambda _: [], _convergence),
         RIVALS,
         REAL_CLIENTS,

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpmt import api
+from fedpmt.methods.registry import method_class
 from fedpmt.parts.part import GLOBAL, Indices, Mask, Whole, take
 from fedpmt.pricing.meter import UPDATE, reply_shapes
 from fedpmt.types import MODEL, Scalar
 from reproduction.artefact import Artefact, Table
 from reproduction.paper import Experiment
+from reproduction.verdicts import Claim, exact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -161,7 +163,43 @@ def make(library: Library, scope: Scope) -> Artefact:
         f"as the paper prints them:\n\n{notes}\n",
         [Table("Methods", columns, rows, LEGEND, words=True)],
         values={"corrected": marked, "rows": {name: asdict(one) for name, one in found.items()}},
+        claims=claims(marked),
     )
+
+
+def claims(marked: Sequence[str]) -> list[Claim]:
+    """The table row by row, and what the introduction says of secure sums."""
+    method = method_class("fedpmt")()
+    return [
+        Claim(
+            "rows",
+            "the comparison of methods, row by row",
+            "I, comparison table",
+            [
+                exact(name, name not in marked, "differs, see above" if name in marked else "as printed")
+                for name in PRINTED
+            ],
+            "found",
+        ),
+        Claim(
+            "secure-aggregation",
+            "FedPMT is compatible with secure aggregation",
+            "I, contributions",
+            [
+                exact(
+                    "FedPMT",
+                    method.traits.sums == "layers",
+                    f"the server needs {SUMS.get(method.traits.sums, method.traits.sums)}",
+                )
+            ],
+            "what the server needs of replies",
+            "On Flower, masked sums give the plain mean of each layer, also if a device fails half-way: "
+            "[test_secagg.py](../../tests/flower/test_secagg.py) (`make test-flower`).",
+        ),
+    ]
+
+
+SUMS = {"layers": "a sum per layer and no single reply", "none": "every reply by itself"}
 
 
 def _printed(row: Row | None) -> str:

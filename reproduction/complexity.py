@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedpmt.pricing.cost_table import cost_table
-from reproduction.artefact import Artefact, Case, Claim, Table
+from reproduction.artefact import Artefact, Table
 from reproduction.paper import TITLES, Experiment
+from reproduction.verdicts import Claim, exact
 
 if TYPE_CHECKING:
     from fedpmt.pricing.cost_table import DepthRow
     from reproduction.library import Library
     from reproduction.paper import Scope
+    from reproduction.verdicts import Case
 
 # operations and printed percentage of FedPMT, rate and operations of FedDrop; all must come out as printed
 PRINTED: dict[tuple[str, int], list[tuple[int, str, float, int]]] = {
@@ -85,6 +87,7 @@ def make(library: Library, scope: Scope) -> Artefact:
         tables,
         claims=[
             Claim(
+                "operations",
                 "the operations of every depth, and FedDrop's rate at that price",
                 "IV-A, table I",
                 _checks(values),
@@ -100,7 +103,7 @@ def _checks(values: list[dict[str, Any]]) -> list[Case]:
     for task, count in PRINTED:
         rows = [row["as_printed"] for row in values if (row["task"], row["depths"]) == (task, count)]
         shown = f"{sum(rows)} of {len(rows)} rows as printed"
-        cases.append(Case(f"{TITLES[task]}, |I| = {count}", all(rows), shown))
+        cases.append(exact(f"{TITLES[task]}, |I| = {count}", all(rows), shown))
     return cases
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from fedpmt.report.tables import evaluated
 from reproduction.artefact import Table
-from reproduction.completion_time import CONFIDENCE, Estimate
 from reproduction.paper import IID, PARTITIONS, TWO_CLASSES
 from reproduction.readings import TAIL, final, reaching
+from reproduction.verdicts import CONFIDENCE, Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from fedpmt import api
 from fedpmt.methods.registry import create, method_class
 from reproduction.artefact import Artefact, Picture, Table
-from reproduction.completion_time import CONFIDENCE
 from reproduction.entrants import (
     BUDGET,
     ENTRANTS,
@@ -34,6 +33,7 @@ from reproduction.paper import (
 )
 from reproduction.readings import TAIL
 from reproduction.scores import cost_table, loss_table, losses, result_table, scores, verdict_text
+from reproduction.verdicts import CONFIDENCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

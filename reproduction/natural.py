@@ -13,9 +13,9 @@ from fedpmt.report.tables import evaluated
 from fedpmt.report.theme import PALETTE, RESERVED, SIGNS, new_figure, themed
 from fedpmt.settings import Settings, resolve
 from reproduction.artefact import Artefact, Picture, Table
-from reproduction.completion_time import CONFIDENCE, Estimate
 from reproduction.paper import Experiment, Scope, seeds_text
 from reproduction.readings import TAIL, final, reaching
+from reproduction.verdicts import CONFIDENCE, Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

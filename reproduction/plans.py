@@ -1,4 +1,4 @@
-"""Forms of FedPMT that were tried and not kept, to be measured next to those that were."""
+"""Methods that only this reproduction plays: forms of FedPMT that were not kept, and a FedAvg that measures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from fedpmt.methods.averaging import send, with_steps
-from fedpmt.methods.base import Gather, Traits, aggregate
+from fedpmt.methods.base import Gather, Step, Traits, aggregate
+from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.fedpmt import FedPMT
 from fedpmt.parts.part import mask
 from fedpmt.training.local import LocalWork, Outcome
@@ -17,7 +18,7 @@ from fedpmt.training.messages import UPDATE
 
 if TYPE_CHECKING:
     from fedpmt.methods.averaging import Averaged
-    from fedpmt.methods.base import Fold, Round, Server, Step
+    from fedpmt.methods.base import Fold, Round, Server
     from fedpmt.training.local import Run
     from fedpmt.training.messages import Client, Reply, Task
 
@@ -136,3 +137,28 @@ class Counting(LocalWork[Any]):
         return Outcome(
             scalars={f"class {number:04d}": int(one) for number, one in enumerate(counts)}
         ), run.job.own
+
+
+@dataclass(frozen=True)
+class WatchedFedAvg(FedAvg):
+    """FedAvg that also measures, per layer, how much of the devices' updates cancels in their mean.
+
+    disagreement = 1 - |mean update|² / mean |update|²: 0 where all agree, near 1 where they cancel.
+    """
+
+    def fold(self, state: Averaged, round: Round) -> Fold[Averaged]:
+        """As FedAvg's, with the measure as metrics of the round."""
+        return Gather(lambda replies, server: self.watch(state, replies, round, server))
+
+    def watch(self, state: Averaged, kept: list[Reply], round: Round, server: Server) -> Step[Averaged]:
+        """FedAvg's step, and how far its devices disagree."""
+        step = aggregate(FedAvg(), state, kept, round, server)
+        metrics = {}
+        for layer in state.structure.layers:
+            mean = squares = 0.0
+            for name in layer.parameters:
+                updates = [reply.update[name] for reply in kept]
+                squares += sum(float(update.square().sum()) for update in updates) / len(updates)
+                mean += float((sum(updates[1:], updates[0]) / len(updates)).square().sum())
+            metrics[f"disagreement {layer.name}"] = 1 - mean / squares if squares else 0.0
+        return Step(step.state, metrics, step.server_operations)

@@ -7,14 +7,16 @@ the mean over the last tenth, and a target is reached where the mean over as man
 from __future__ import annotations
 
 import math
-from statistics import fmean
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from fedpmt.report.tables import Milestone, evaluated, uploaded
 from fedpmt.resources import ROUNDING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fedpmt.records import RunRecord
 
@@ -59,3 +61,61 @@ def reaching(run: RunRecord, target: float) -> Milestone | None:
         if mean >= target - ROUNDING:
             return Milestone(step.round, step.virtual_seconds, totals[step.round])
     return None
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """When a run is at an accuracy; where it never is, its last round."""
+
+    round: int
+    seconds: float
+    reached: bool
+
+    @classmethod
+    def of(cls, run: RunRecord, target: float, curve: Sequence[tuple[int, float]]) -> Arrival:
+        """Find the first point of a run's curve, of rounds and accuracies, that is at the target."""
+        first = next((place for place, height in curve if height >= target - ROUNDING), None)
+        place = first or run.rounds[-1].round
+        return cls(place, run.rounds[place - 1].virtual_seconds, first is not None)
+
+
+def smooth(run: RunRecord, window: int) -> list[tuple[int, float]]:
+    """Rounds and the accuracy's mean over a number of evaluations around each; nothing where the run diverged."""
+    found = [] if run.diverged else [(step.round, accuracy) for step, accuracy in evaluated(run)]
+    half, means = window // 2, []
+    for place in range(half, len(found) - half):
+        around = found[place - half : place + half + 1]
+        means.append((found[place][0], fmean(accuracy for _, accuracy in around)))
+    return means
+
+
+def log_ratios(
+    ours: Mapping[int, Arrival], theirs: Mapping[int, Arrival], of: Callable[[Arrival], float]
+) -> list[float]:
+    """How many times as long they need as we do, as logarithms, on equal seeds.
+
+    A run that never gets there is given its last round. That is too early, so such a pair may lower the lead of the
+    other run but not turn it round. Pairs in which neither gets there are left out.
+
+    >>> early, late, never = Arrival(10, 10.0, True), Arrival(20, 40.0, True), Arrival(99, 30.0, False)
+    >>> found = log_ratios({0: early, 1: never}, {0: late, 1: late}, lambda one: one.seconds)
+    >>> [round(math.exp(one), 2) for one in found]
+    [4.0, 1.0]
+    """
+    found = []
+    for seed in sorted(ours.keys() & theirs.keys()):
+        mine, other = ours[seed], theirs[seed]
+        if not (mine.reached or other.reached):
+            continue
+        value = math.log(of(other) / of(mine))
+        found.append(
+            value if mine.reached and other.reached else max(0.0, value) if mine.reached else min(0.0, value)
+        )
+    return found
+
+
+def fluctuation(run: RunRecord) -> float | None:
+    """The standard deviation of the steps between consecutive evaluations, over the second half of a run."""
+    accuracies = [accuracy for _, accuracy in evaluated(run)]
+    steps = [after - before for before, after in pairwise(accuracies[len(accuracies) // 2 :])]
+    return None if run.diverged or len(steps) < 2 else stdev(steps)

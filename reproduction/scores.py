@@ -11,11 +11,11 @@ from fedpmt.report.budgets import ACTIONS
 from fedpmt.report.quantities import Spread, bytes_unit, count_unit, show, time_unit
 from fedpmt.report.tables import EVALUATED, evaluated, summary
 from reproduction.artefact import Table
-from reproduction.completion_time import Estimate
 from reproduction.entrants import KNOWN
 from reproduction.findings import LIKELY, OPEN, SEEN, Finding
 from reproduction.paper import PARTITIONS
 from reproduction.readings import TAIL, final, reaching
+from reproduction.verdicts import Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,11 +20,12 @@ from fedpmt.report.tables import evaluated
 from fedpmt.settings import resolve
 from reproduction import entrants as leaderboard
 from reproduction.artefact import Artefact, Picture, Table
-from reproduction.completion_time import CONFIDENCE, DEADLINE, Estimate
+from reproduction.completion_time import DEADLINE
 from reproduction.natural import PEOPLE, ROLES, Contest, Entrant, draw_panels
 from reproduction.paper import IID, PARTITIONS, TWO_CLASSES, Experiment, Scope, seeds_text
 from reproduction.readings import TAIL, final
 from reproduction.scores import minutes, percent, seconds_to
+from reproduction.verdicts import CONFIDENCE, Estimate, holm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -294,19 +295,6 @@ def compare(
 
 def _short(title: str) -> str:
     return title.partition(",")[0]
-
-
-def holm(chances: Mapping[Any, float]) -> dict[Any, float]:
-    """Correct p-values for how many there are: the smallest times all of them, the next times one less, and so on.
-
-    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
-    {'a': 0.03, 'c': 0.06, 'b': 0.06}
-    """
-    corrected, least = {}, 0.0
-    for rank, (key, chance) in enumerate(sorted(chances.items(), key=lambda one: one[1])):
-        least = max(least, min(1.0, (len(chances) - rank) * chance))
-        corrected[key] = least
-    return corrected
 
 
 def how(grid: Sequence[Trial]) -> str:

@@ -18,9 +18,9 @@ from reproduction import accuracy, completion_time, complexity, paper
 from reproduction.__main__ import PAGES, PROGRAM, program
 from reproduction.artefact import Artefact, Case, Claim, Picture, Table, publish, versions, write_verdicts
 from reproduction.catalogue import EXPERIMENTS
-from reproduction.completion_time import Estimate
 from reproduction.library import Library
 from reproduction.paper import IID, TWO_CLASSES, Scope
+from reproduction.verdicts import Estimate
 from web_pages import read, shown_by_a_browser
 
 
