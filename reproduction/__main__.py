@@ -35,6 +35,7 @@ PAGES = {
     "accuracy": "Figure 1 of the paper: test accuracy against rounds.",
     "completion-time": "Table II of the paper: virtual time to an accuracy.",
     "studies": "What the paper leaves open, as small studies on embedded data.",
+    "variations": "Figure 1 with one thing changed that the paper leaves open, on MNIST and CIFAR-10.",
     "convergence": "Theorem 1 of the paper against convex problems.",
     "rivals": "Methods that exchange weights, at equal operations.",
     "people": "Devices that are people: 30 people's phones, and 138 of Shakespeare's roles.",
@@ -46,6 +47,34 @@ PAGES = {
     "orderings": "Published orderings of DepthFL and FIARSE: embedded images.",
     "ablation": "FedPMT with one ingredient changed at a time: embedded images and CIFAR-10.",
 }
+
+PUBLISHED = {
+    "complexity": "complexity",
+    "comparison": "comparison",
+    "accuracy": "accuracy --seeds 0-9",
+    "completion-time": "completion-time --seeds 0-2",
+    "studies": "studies --seeds 0-2",
+    "variations": "variations --seeds 0-4",
+    "convergence": "convergence --seeds 0-9",
+    "rivals": "rivals --seeds 0-2",
+    "people": "people --seeds 0-2",
+    "fine-tuning": "fine-tuning",
+    "tuned-embedded": "tuned-embedded --seeds 0-9",
+    "tuned-cifar10": "tuned-cifar10 --seeds 0-2",
+    "tuned-elsewhere": "tuned-elsewhere --seeds 0-2",
+    "blocks": "blocks",
+    "orderings": "orderings --seeds 0-4",
+    "ablation": "ablation --seeds 0-9",
+    "leaderboard-embedded": "leaderboard --seeds 0-9",
+    "leaderboard-embedded-even": "leaderboard --strongest --case even --seeds 0-2",
+    "leaderboard-embedded-deadline": "leaderboard --strongest --case deadline --seeds 0-2",
+    "leaderboard-cifar10": (
+        "leaderboard --strongest feddf:no-distillation comet:alone --data cifar10 --seeds 0-2"
+    ),
+}
+"""What makes every page of docs/results, in the order in which `all` makes them."""
+
+HOURS = "about 50 hours of one core, so a day on two"
 
 app = typer.Typer(
     help="Make the paper's tables and figures again, with its own values next to ours, and compare all methods. "
@@ -77,7 +106,7 @@ DrawOnly = Annotated[
 ]
 
 
-def _pages_command(names: Sequence[str]) -> Callable[..., None]:
+def _page_command(name: str) -> Callable[..., None]:
     def command(
         seeds: Seeds = "0",
         out: Out = Path("results"),
@@ -93,21 +122,47 @@ def _pages_command(names: Sequence[str]) -> Callable[..., None]:
         from reproduction.paper import Scope
 
         library = _library(out, records, work, jobs)
-        scope = Scope(numbers, quick, data_dir)
-        chosen = [name for name in names if len(names) == 1 or not quick or name not in FETCHED]
-        _produce([EXPERIMENTS[name] for name in chosen], library, scope, out, draw_only=draw_only)
+        _produce(EXPERIMENTS[name], library, Scope(numbers, quick, data_dir), out, draw_only=draw_only)
 
     return command
 
 
 for _name, _about in PAGES.items():
     _example = f"Example: [bold]{PROGRAM} {_name} --quick --out results[/]"
-    app.command(_name, help=_about, epilog=_example)(_pages_command([_name]))
-app.command(
+    app.command(_name, help=_about, epilog=_example)(_page_command(_name))
+
+
+def commands_of_all(*, quick: bool) -> list[list[str]]:
+    """What `all` runs, in order: the commands that docs/results was made by, or small pages on embedded data."""
+    if quick:
+        return [[name, "--quick"] for name in PAGES if name not in FETCHED]
+    return [command.split() for command in PUBLISHED.values()]
+
+
+@app.command(
     "all",
-    help=f"All of these pages: {', '.join(PAGES)}; with --quick, without {' and '.join(FETCHED)}.",
+    help=f"Every page of docs/results, each with the seeds it is published with: {HOURS}. An interrupted command "
+    "continues where it stopped, since finished runs are kept. With --quick, small pages on embedded data, in "
+    f"minutes and without {', '.join(FETCHED)}.",
     epilog=f"Example: [bold]{PROGRAM} all --quick --out results[/]",
-)(_pages_command(tuple(PAGES)))
+)
+def make_all(
+    out: Out = Path("results"),
+    records: Records = None,
+    work: Work = None,
+    data_dir: DataDir = None,
+    jobs: Jobs = 0,
+    quick: Quick = False,
+    draw_only: DrawOnly = False,
+) -> None:
+    """Run the commands one after another, and end with the first that fails."""
+    given = {"--out": out, "--records": records, "--work": work, "--data-dir": data_dir, "--jobs": jobs}
+    places = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+    for command in commands_of_all(quick=quick):
+        say(f"{PROGRAM} {' '.join(command)}")
+        code = program([*command, *places, *(["--draw-only"] if draw_only else [])])
+        if code:
+            raise typer.Exit(code)
 
 
 @app.command(
@@ -175,8 +230,8 @@ def leaderboard(
     )
     documents = [] if guide is None else documents_of(guide, contest.key)
     library = _library(out, records, work, jobs)
-    [artefact] = _produce(
-        [experiment(contest)], library, Scope(numbers, quick, data_dir), out, draw_only=draw_only
+    artefact = _produce(
+        experiment(contest), library, Scope(numbers, quick, data_dir), out, draw_only=draw_only
     )
     for document in documents:
         fill(document, contest.key, artefact.values)
@@ -188,7 +243,7 @@ def migrate(
     records: Annotated[Path, typer.Argument(help="Folder of the kept runs.", exists=True, file_okay=False)],
 ) -> None:
     """Check all kept runs against their hashes, and give those of an older version today's names."""
-    from reproduction.migration import migrate_archives
+    from reproduction.library import migrate_archives
 
     for path in migrate_archives(records):
         say(str(path))
@@ -202,23 +257,21 @@ def _library(out: Path, records: Path | None, work: Path | None, jobs: int) -> L
 
 
 def _produce(
-    experiments: Sequence[Experiment], library: Library, scope: Scope, out: Path, *, draw_only: bool
-) -> list[Artefact]:
-    """Play what is missing, pack it, publish the pages, and list what was written."""
+    experiment: Experiment, library: Library, scope: Scope, out: Path, *, draw_only: bool
+) -> Artefact:
+    """Play what is missing, pack it, publish the page, and list what was written."""
     from reproduction.artefact import publish, write_verdicts
 
     for dependent in (False, True):
-        wanted = {one.name: one.then(library, scope) if dependent else one.runs(scope) for one in experiments}
+        wanted = experiment.then(library, scope) if dependent else experiment.runs(scope)
         if not draw_only:
-            _play(library, [settings for runs in wanted.values() for settings in runs])
-        for name, runs in wanted.items():
-            packed = library.pack(name, runs)
-            if packed is not None:
-                say(str(packed))
-    made = [_made(experiment, library, scope) for experiment in experiments]
-    for artefact in made:
-        for path in publish(artefact, out):
-            say(str(path))
+            _play(library, wanted)
+        packed = library.pack(experiment.name, wanted)
+        if packed is not None:
+            say(str(packed))
+    made = _made(experiment, library, scope)
+    for path in publish(made, out):
+        say(str(path))
     verdicts = write_verdicts(out)
     if verdicts is not None:
         say(str(verdicts))

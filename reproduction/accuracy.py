@@ -130,7 +130,8 @@ def make(library: Library, scope: Scope) -> Artefact:
     caption = f"Test accuracy against rounds, {counted(seeds)}; {about}."
     lead = (
         f"FedPMT's lead over FedDrop at equal operations against the round, in points, {counted(seeds)}: the mean of "
-        f"{TAIL} evaluations, over seeds, with 95 % intervals. Above zero FedPMT is ahead."
+        f"{TAIL} evaluations, over seeds, with 95 % intervals. Above zero FedPMT is ahead. Early rounds may "
+        "leave the axis."
     )
     leads = leads_by_round(found)
     return Artefact(
@@ -282,7 +283,7 @@ def _draw_lead_panel(axes: Axes, large: LeadCurve, small: LeadCurve) -> None:
             low, high = ([one.mean + sign * one.half for one in leads] for sign in (-1, 1))
             axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.plot(places, means, color=colour, linestyle=style, linewidth=1.4)
-        heights += [mean for place, mean in zip(places, means, strict=True) if place >= STEP]
+        heights += [mean for place, mean in zip(places, means, strict=True) if place >= 2 * STEP]
     pad = 0.25 * (max(heights) - min(heights)) + 0.5
     axes.set_ylim(min(heights) - pad, max(heights) + pad)
     axes.set_xlim(left=0)

@@ -28,6 +28,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from fedpmt import api, records
 from fedpmt.cli.show import say
 from fedpmt.settings import Settings
+from fedpmt.types import SettingError
 from reproduction import archive
 from reproduction.archive import RUN_SUFFIX, thick, thin
 
@@ -297,3 +298,66 @@ def _clock(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+SETTINGS = {"widths": "depths"}
+"""Settings that were renamed, old name to new. Whoever renames a setting or a field of a record adds it here, runs
+`python -m reproduction migrate` once, and commits the archives."""
+
+OPTIONS = {
+    "fedgkt": {"epochs": "server_epochs", "weight_decay": "adam_decay", "optimizer": "device_optimizer"},
+    "fedgen": {"weight_decay": "adam_decay"},
+    "feddf": {"optimizer": "student_optimizer"},
+}
+"""Options that were renamed, by method, old name to new."""
+
+FORMER: dict[str, dict[str, Any]] = {"fedgkt": {"rate": 0.001}}
+"""Defaults that have changed, by method: a record that does not name them was made with these."""
+
+SCORED = ("result", "rounds", "last")
+"""The parts of a kept record in which a score stands."""
+
+LABELS = {"fedpmt": ("width ", "depth ")}
+"""Labels of parts that were renamed, by method: how they began, and how they begin now."""
+
+
+def migrate(kept: dict[str, Any]) -> dict[str, Any]:
+    """Give a kept record (the JSON of `reproduction.archive`) today's names.
+
+    >>> devices = {"part": [["width 2", "width 1"]]}
+    >>> migrate({"settings": {"method": "fedpmt", "widths": 4}, "devices": devices})
+    {'settings': {'method': 'fedpmt', 'depths': 4}, 'devices': {'part': [['depth 2', 'depth 1']]}}
+    """
+    kept = {key: records.migrate(value) if key in SCORED else value for key, value in kept.items()}
+    settings = {SETTINGS.get(key, key): value for key, value in kept["settings"].items()}
+    if "options" in settings:
+        renamed = OPTIONS.get(settings["method"], {})
+        given = {renamed.get(key, key): value for key, value in settings["options"].items()}
+        settings["options"] = {**FORMER.get(settings["method"], {}), **given}
+    devices = dict(kept["devices"])
+    old, new = LABELS.get(settings["method"], ("", ""))
+    devices["part"] = [
+        [new + label.removeprefix(old) if label.startswith(old) else label for label in labels]
+        for labels in devices["part"]
+    ]
+    return {**kept, "settings": settings, "devices": devices}
+
+
+def migrate_archives(folder: Path) -> list[Path]:
+    """Rewrite the archives of a folder; those that changed."""
+    changed = []
+    for path in sorted(folder.glob(f"*{archive.SUFFIX}")):
+        before = archive.read(path)
+        after: dict[str, bytes] = {}
+        for name, data in before.items():
+            kept = migrate(json.loads(data))
+            member = f"{stored_name(kept['settings'])}{RUN_SUFFIX}"
+            if member in after:
+                raise SettingError(
+                    f"{path} holds two runs that would both be called {member}, one of them {name}"
+                )
+            after[member] = archive.to_bytes(kept)
+        if after != before:
+            archive.write(path, after)
+            changed.append(path)
+    return changed

@@ -187,8 +187,8 @@ BLOCK_NOTE = (
     "Each device gets the dearest block in that place that costs no more than its suffix (exact prices)."
 )
 OPTION_NOTE = (
-    "With Option II the reply also says which layers it is of. The server does not know the levels then, so devices are "
-    "drawn uniformly in both rows."
+    "With Option II the reply also says which layers it is of. The server does not know the levels then, so devices "
+    "are drawn uniformly in both rows."
 )
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.stats import t as student
 
+from fedpmt.resources import ROUNDING
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
@@ -210,9 +212,9 @@ def _test(where: str, shown: str, found: Estimate, distance: float) -> Case:
     seeds = found.reached
     if not math.isfinite(found.half):
         return Case(where, shown, distance > 0, seeds)
-    if found.half == 0:
+    if found.half < ROUNDING:
         # Numbers that are read off a grid can all be equal: then seeds are counted (the sign test).
-        chance = 2 * 0.5**seeds if distance else 1.0
+        chance = 2 * 0.5**seeds if abs(distance) > ROUNDING else 1.0
     else:
         chance = 2 * float(student.sf(abs(distance) * _quantile(seeds) / found.half, seeds - 1))
     return Case(where, shown, distance > 0, seeds, min(1.0, chance))

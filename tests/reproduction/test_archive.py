@@ -16,8 +16,7 @@ from fedpmt.types import SettingError
 from reproduction import archive
 from reproduction.__main__ import program
 from reproduction.archive import RUN_SUFFIX, thin
-from reproduction.library import Library, name_of
-from reproduction.migration import migrate_archives
+from reproduction.library import Library, migrate_archives, name_of
 
 if TYPE_CHECKING:
     from fedpmt.settings import Settings

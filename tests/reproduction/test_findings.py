@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import astuple
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from report_samples import run
 
+from reproduction import accuracy
 from reproduction.__main__ import program
 from reproduction.comparison import (
     FIXED,
@@ -44,8 +46,25 @@ from reproduction.findings import (
     reached_seconds,
 )
 from reproduction.paper import IID, TWO_CLASSES, Scope
-from reproduction.readings import final, reaching
+from reproduction.readings import Arrival, final, log_ratios, reaching
 from reproduction.tuned import EMBEDDED_CASES, GRID, OURS, WEIGHTS, compare
+from reproduction.verdicts import (
+    FAILS,
+    HOLDS,
+    NOT_RUN,
+    UNDECIDED,
+    Case,
+    Claim,
+    Estimate,
+    above,
+    below,
+    exact,
+    near,
+    not_run,
+    pair,
+    settle,
+    times,
+)
 
 if TYPE_CHECKING:
     from fedpmt.records import RunRecord
@@ -53,6 +72,101 @@ if TYPE_CHECKING:
 
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+
+
+def pairs(*leads: float) -> Estimate | None:
+    """Differences on equal seeds."""
+    return Estimate.of(leads)
+
+
+def settled(*cases: Case) -> list[str]:
+    """The verdicts of cases that are one family."""
+    return [case.verdict for case in settle([Claim("", "", "", cases)])[0].cases]
+
+
+def test_pairs_decide_what_means_alone_do_not() -> None:
+    """Seeds differ by 10 points; on each of them one method is 1 point ahead."""
+    ours = {seed: 0.5 + 0.02 * seed for seed in range(6)}
+    theirs = {seed: value - 0.01 + 0.001 * (-1) ** seed for seed, value in ours.items()}
+    leads = pair(lambda mine, other: mine - other, ours, theirs)
+    assert settled(above("paired", Estimate.of(leads))) == [HOLDS]
+    assert settled(below("paired", Estimate.of(leads))) == [FAILS]
+    crossed = [mine - other for mine, other in zip(ours.values(), reversed(theirs.values()), strict=True)]
+    assert settled(above("not paired", Estimate.of(crossed))) == [UNDECIDED]
+
+
+def test_a_mean_of_1_15_against_1_14_decides_nothing() -> None:
+    gains = [math.log(1.15 / 1.14) + noise for noise in (-0.1, 0.0, 0.1)]
+    assert settled(above("more", Estimate.of(gains), show=times)) == [UNDECIDED]
+
+
+def test_one_case_among_many_needs_more() -> None:
+    lead = above("here", pairs(0.02, 0.03, 0.025))  # p = 0.013
+    noise = [above(f"{number}", pairs(0.01, -0.01, 0.002)) for number in range(9)]
+    assert settled(lead) == [HOLDS]
+    assert settled(lead, *noise) == [UNDECIDED] * 10
+
+
+@pytest.mark.parametrize(
+    ("leads", "verdict"),
+    [
+        ((0.001, -0.002, 0.0005), HOLDS),
+        ((-0.051, -0.052, -0.05), FAILS),
+        ((0.051, 0.052, 0.05), FAILS),
+        ((0.018, 0.022, 0.015), UNDECIDED),  # the interval crosses the margin
+        ((0.0,), UNDECIDED),
+    ],
+)
+def test_alike_means_within_the_margin(leads: tuple[float, ...], verdict: str) -> None:
+    assert settled(near("here", Estimate.of(leads), 0.02)) == [verdict]
+
+
+def test_equal_differences_are_counted() -> None:
+    """Rounds lie on a grid, so three seeds can give the same: then the sign test decides, 2 / 2^n."""
+    few, many = (above("here", pairs(*[0.6] * count)) for count in (3, 10))
+    assert few.p == 0.25
+    assert many.p == pytest.approx(0.00195, abs=1e-5)
+
+
+def test_what_has_no_seeds_or_no_runs() -> None:
+    assert settled(exact("a", True, ""), exact("b", False, ""), not_run("c")) == [HOLDS, FAILS, NOT_RUN]
+    assert above("d", Estimate.of([])).verdict == NOT_RUN
+    claim = settle([Claim("name", "text", "IV", [above("here", pairs(1.0, 1.1)), not_run("there")])])[0]
+    assert Claim.read(json.loads(json.dumps(claim.values()))) == claim
+
+
+def curve(seed: int, early: float, late: float) -> RunRecord:
+    """A hundred rounds: the first half at one accuracy, the second at another."""
+    return run([(early if place < 50 else late) + 0.001 * seed for place in range(100)], seed=seed)
+
+
+def test_a_lead_is_judged_round_by_round() -> None:
+    lines: dict[tuple[str, int | None], dict[int, RunRecord]] = {
+        line: {seed: curve(seed, 0.5, 0.9) for seed in range(4)} for line in accuracy.lines_of("cnn-mnist")
+    }
+    ahead = {seed: curve(seed, 0.6 + 0.002 * seed, 0.8 - 0.002 * seed) for seed in range(4)}
+    found: accuracy.Runs = {("cnn-mnist", IID): {**lines, ("fedpmt", 4): ahead, ("fedpmt", 2): ahead}}
+    leads = accuracy.leads_by_round(found)
+    assert [(claim.name, claim.verdict) for claim in leads] == [
+        ("round 50", "holds in all 2"), ("round 100", "fails in all 2"),
+    ]  # fmt: skip
+    assert accuracy.horizon_text(leads) == "in most cases up to round 50, in 2 of 2 there"
+    claims = {claim.name: claim for claim in settle(accuracy.claims(found, leads))}
+    assert claims["lead"].verdict == "fails in all 2"
+    assert claims["like-fedavg"].verdict == "fails"
+    assert claims["two-classes"].verdict == NOT_RUN
+
+
+def test_a_target_that_is_never_reached_weakens_a_lead_and_does_not_turn_it() -> None:
+    early, late, never = Arrival(10, 10.0, True), Arrival(20, 90.0, True), Arrival(99, 50.0, False)
+
+    def ratio(ours: Arrival, theirs: Arrival) -> list[float]:
+        return log_ratios({0: ours}, {0: theirs}, lambda one: one.seconds)
+
+    assert ratio(early, late) == [math.log(9)]
+    assert ratio(early, never) == [math.log(5)]
+    assert ratio(never, late) == [0.0]  # the clock of those who never get there may have run shorter
+    assert ratio(never, never) == []
 
 
 def ended(*accuracies: float) -> list[RunRecord]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -11,17 +12,18 @@ from pathlib import Path
 import pytest
 
 from fedpmt.cli.main import program as library_program
-from fedpmt.report.quantities import Spread
 from fedpmt.report.theme import new_figure
 from fedpmt.types import SettingError
 from reproduction import accuracy, completion_time, complexity, paper
-from reproduction.__main__ import PAGES, PROGRAM, program
-from reproduction.artefact import Artefact, Case, Claim, Picture, Table, publish, versions, write_verdicts
+from reproduction.__main__ import FETCHED, PAGES, PROGRAM, PUBLISHED, program
+from reproduction.artefact import Artefact, Picture, Table, publish, versions, write_verdicts
 from reproduction.catalogue import EXPERIMENTS
 from reproduction.library import Library
-from reproduction.paper import IID, TWO_CLASSES, Scope
-from reproduction.verdicts import Estimate
+from reproduction.paper import IID, TWO_CLASSES, Experiment, Scope
+from reproduction.verdicts import Claim, Estimate, exact, not_run
 from web_pages import read, shown_by_a_browser
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def test_every_printed_operation_comes_out(tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ def test_the_papers_times_as_rounds() -> None:
         partition: [
             [
                 round(seconds / completion_time.ROUND_SECONDS[case])
-                for case, seconds in zip(completion_time.CASES, row, strict=True)
+                for case, seconds in zip(completion_time.WAYS, row, strict=True)
             ]
             for row in rows.values()
         ]
@@ -123,47 +125,82 @@ def test_estimates() -> None:
     assert one.text(1) == "5.0 (1 of 2)"
 
 
-def test_claims_are_counted_over_whole_panels() -> None:
-    def at(value: float) -> Spread | None:
-        return Spread.of([value])
-
-    lines = accuracy.lines_of("cnn-mnist")
-    finals: accuracy.Finals = {
-        ("cnn-mnist", TWO_CLASSES): dict(zip(lines, map(at, (0.95, 0.945, 0.92, 0.7, 0.5)), strict=True)),
-        ("cnn-mnist", IID): dict(zip(lines, map(at, (0.97, 0.9, 0.91, 0.95, 0.94)), strict=True)),
-        ("fcnn-mnist", IID): dict(zip(lines, (*map(at, (0.97, 0.9, 0.91, 0.95)), None), strict=True)),
-    }
-    claims = accuracy.claims(finals)
-    assert [claim.verdict for claim in claims] == [
-        "holds partly: 2 of 4", "holds partly: 3 of 4", "holds partly: 1 of 2", "does not reproduce",
-        "not measured", "holds", "holds", "holds",
-    ]  # fmt: skip
-    assert claims[-2].numbers == "CNN-MNIST: 92.0 %"
-    assert "CNN-MNIST i.i.d.: -7.0 (no)" in claims[2].numbers
-
-
 def test_verdicts_are_collected_from_what_was_published(tmp_path: Path) -> None:
     assert write_verdicts(tmp_path) is None
-    held = Claim("it is | fast", "IV", [Case("here", True, "2 x")], "nothing")
-    open_ = Claim("nobody looked", "IV", [])
+    held = Claim(
+        "lead", "it is | fast", "IV", [exact("here", True, "2 x"), not_run("there")], remark="up to round 9"
+    )
     publish(
-        Artefact("accuracy", "Curves", "python -m reproduction accuracy", "text", claims=[held, open_]),
+        Artefact("accuracy", "Curves", "python -m reproduction accuracy", "text", claims=[held]),
         tmp_path,
     )
-    quick = [Claim("a taste", "IV", [Case("here", True, "1")])]
+    quick = [Claim("taste", "a taste", "IV", [exact("here", True, "1")])]
     publish(
         Artefact("studies", "More", "python -m reproduction studies --quick", "text", claims=quick), tmp_path
     )
     page = write_verdicts(tmp_path)
     assert page is not None
     text = page.read_text()
-    assert "| it is \\| fast | IV | **holds** | here: 2 x | nothing | [accuracy](accuracy.md) |" in text
-    assert "nobody looked" not in text
+    verdict = "holds in 1, not run yet in 1 of 2; up to round 9"
+    assert f"| it is \\| fast | IV | **{verdict}** | [accuracy](accuracy.md#claim-lead) |" in text
+    assert f"FedPMT ends higher: {verdict}." in text
+    assert "1 claims in 2 cases: 1 holds, 1 not run yet" in text
     assert "a taste" not in text
     assert "- [More](studies.md)" in text
+    evidence = (tmp_path / "accuracy.md").read_text()
+    assert "### Claim: lead" in evidence
+    assert "| here | 2 x | exact | holds |" in evidence
+    assert "| there | not run yet | - | not run yet |" in evidence
     (tmp_path / "studies.json").write_text('{"claims": [{}]}')
     with pytest.raises(SettingError, match="not an artefact of this version"):
         write_verdicts(tmp_path)
+
+
+def test_the_summary_has_ten_lines_and_names_claims_that_exist() -> None:
+    text = (RESULTS / "README.md").read_text()
+    summary = text.partition("## Claims")[0]
+    assert len(re.findall(r"^- ", summary, re.MULTILINE)) == 10
+    assert "{" not in summary
+    linked = re.findall(r"\[\w[\w-]*\]\(([\w-]+)\.md#claim-([\w-]+)\)", text)
+    assert linked
+    for page, name in linked:
+        claims = json.loads((RESULTS / f"{page}.json").read_text())["claims"]
+        assert name in [claim["name"] for claim in claims]
+
+
+def test_ten_numbers_recompute_from_raw_records(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script of the page, as it stands there."""
+    script = re.findall(r"```python\n(.*?)```", (RESULTS / "README.md").read_text(), re.DOTALL)[0]
+    assert len(script.splitlines()) <= 10
+    monkeypatch.chdir(RESULTS.parents[1])
+    exec(compile(script, "README.md", "exec"), {})
+    assert capsys.readouterr().out.count("published") == 10
+
+
+def test_all_makes_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, list[int], bool]] = []
+
+    def produce(
+        experiment: Experiment, library: Library, scope: Scope, out: Path, *, draw_only: bool
+    ) -> None:
+        made.append((experiment.name, list(scope.seeds), draw_only))
+
+    monkeypatch.setattr("reproduction.__main__._produce", produce)
+    assert program(["all", "--quick", "--out", str(tmp_path)]) == 0
+    assert [name for name, *_ in made] == [name for name in PAGES if name not in FETCHED]
+    made.clear()
+    assert program(["all", "--draw-only", "--out", str(tmp_path)]) == 0
+    assert [name for name, *_ in made] == list(PUBLISHED)
+    assert set(PUBLISHED) >= set(EXPERIMENTS)
+    assert ("accuracy", list(range(10)), True) in made
+
+
+def test_all_plays_what_the_pages_name() -> None:
+    for path in RESULTS.glob("*.json"):
+        command = json.loads(path.read_text())["command"]
+        assert command.removesuffix(" --draw-only") == f"{PROGRAM} {PUBLISHED[path.stem]}", path.name
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -189,7 +226,7 @@ def test_figures_of_few_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert program(["accuracy", *flags]) == 0
     assert program(["completion-time", *flags]) == 0
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"records"} | {
+    assert names == {"records", "accuracy-lead.svg"} | {
         f"{name}.{kind}" for name in ("accuracy", "completion-time") for kind in ("md", "html", "json", "svg")
     }
     before = (tmp_path / "out" / "accuracy.md").read_bytes()
@@ -208,7 +245,6 @@ def test_quick(tmp_path: Path) -> None:
     assert {row["seeds"] for row in final} == {1}
 
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
 QUICK = ("complexity", "leaderboard-embedded-even", "people")
 """Made in seconds; the others read more runs, or train a little."""
 
@@ -255,7 +291,7 @@ def artefact() -> Artefact:
             Table("Words", ("method", "said"), [("FedAvg", "a | b")], words=True),
         ],
         [Picture("trial-curve", figure, "A curve, 1 seed")],
-        claims=[Claim("it is fast", "IV", [Case("here", True, "2 x")], "nothing")],
+        claims=[Claim("speed", "it is fast", "IV", [exact("here", True, "2 x")])],
     )
 
 
@@ -266,7 +302,7 @@ def test_the_page_has_all_of_the_artefact_and_needs_nothing_beside_it(tmp_path: 
     found = read(text, frozenset({"studies.html"}))
     assert found.tags["table"] == 3
     assert found.tags["svg"] == 1
-    assert {"summary", "figures", "table-1", "table-2", "table-3"} <= set(found.ids)
+    assert {"summary", "figures", "table-1", "table-2", "claim-speed"} <= set(found.ids)
     words = "".join(found.words)
     for one in (
         "A <trial>",
@@ -293,5 +329,5 @@ def test_the_same_artefact_gives_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_browser_shows_it(tmp_path: Path, dark: bool) -> None:
     publish(artefact(), tmp_path)
-    sections = ("summary", "figures", "table-1", "table-2", "table-3")
+    sections = ("summary", "figures", "table-1", "table-2", "claim-speed")
     shown_by_a_browser(tmp_path / "trial.html", sections, width=1360, dark=dark)
