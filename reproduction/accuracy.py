@@ -376,9 +376,13 @@ def horizon_text(leads: list[Claim]) -> str:
     if not most:
         best = max(leads, key=lambda claim: claim.count(HOLDS), default=None)
         found = best.count(HOLDS) if best else 0
-        return f"at no round in most cases, at best in {found} at {best.name}" if best and found else ""
+        return (
+            f"it holds in most cases at no round (at best in {found}, at {best.name})"
+            if best and found
+            else ""
+        )
     last = most[-1]
-    return f"in most cases up to {last.name}, in {last.count(HOLDS)} of {len(last.cases)} there"
+    return f"up to {last.name} it holds in most cases (in {last.count(HOLDS)} of {len(last.cases)} there)"
 
 
 def claims(found: Runs, leads: list[Claim]) -> list[Claim]:

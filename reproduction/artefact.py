@@ -142,7 +142,8 @@ def versions() -> list[str]:
 def claim_table(claim: Claim) -> Table:
     """The cases of a claim, one per row."""
     rows = [(case.where, case.shown, case.chance, case.verdict) for case in claim.cases]
-    said = f"**{claim.verdict.capitalize()}**{f'; it holds {claim.remark}' if claim.remark else ''}. {claim.note}"
+    verdict = verdict_text(claim)
+    said = f"**{verdict[0].upper()}{verdict[1:]}.** {claim.note}"
     columns = ("case", claim.measure, "p, corrected", "verdict")
     return Table(f"{claim.text} ({claim.place})", columns, rows, said.strip(), words=True)
 
@@ -155,16 +156,15 @@ SUMMARY = (
     "With FedPMT, a weak device trains only the last layers of the model, and the server averages each layer over the "
     "devices that trained it.",
     "We ran the experiments of its paper again, with the paper's settings. {total}",
-    "What a device saves (Table I): every printed number of operations: {complexity.operations}.",
-    "Against FedDrop, which thins layers at random, at equal operations (Figure 1): FedPMT ends higher: "
-    "{accuracy.lead}.",
-    "Against FedAvg, in which every device trains everything: with two levels of devices FedPMT ends within 2 points: "
-    "{accuracy.like-fedavg}; with four or five levels on the CNNs: {accuracy.like-fedavg-deep}.",
-    "Time to an accuracy without a deadline (Table II): FedPMT is faster than FedAvg: {completion-time.faster}.",
+    "The operations that a device saves, number by number as printed (Table I): {complexity.operations}.",
+    '"FedPMT ends above FedDrop", which thins layers at random, at equal operations (Figure 1): {accuracy.lead}.',
+    '"FedPMT ends like FedAvg", in which every device trains everything, within 2 points: with two levels of devices '
+    "{accuracy.like-fedavg}; with four or five levels on the CNNs {accuracy.like-fedavg-deep}.",
+    '"FedPMT is faster than FedAvg" to an accuracy, without a deadline (Table II): {completion-time.faster}.',
     "The same with a deadline that cuts off FedAvg's slow devices: {completion-time.faster-deadline}.",
-    "At equal operations the last layers are the ones to train: {studies.blocks}.",
-    "The theorem's rate of 1/T on convex problems: {convergence.rate}. With fixed levels and unequal data the error "
-    "stops at a floor ([why](../theory.md)).",
+    '"The last layers are the ones to train" at equal operations: {studies.blocks}.',
+    '"The error falls like 1/T" on convex problems: {convergence.rate}. With fixed levels and unequal data it stops '
+    "at a floor ([why](../theory.md)).",
     "What these pages do not show is listed in [limits](limits.md).",
 )
 """Lines for a newcomer; a name in braces is a claim, whose verdict takes its place."""
@@ -254,15 +254,16 @@ def verdict_text(claim: Claim) -> str:
     return f"{claim.verdict}; {claim.remark}" if claim.remark else claim.verdict
 
 
+PLURALS = {HOLDS: "hold", FAILS: "fail", UNDECIDED: "are undecided", NOT_RUN: "are not run yet"}
+
+
 def _summary(found: Mapping[str, Sequence[Claim]]) -> list[str]:
     """The lines for a newcomer, those left out whose claims are not published here."""
     words = {
         f"{name}.{claim.name}": verdict_text(claim) for name, claims in found.items() for claim in claims
     }
     every = [case.verdict for claims in found.values() for claim in claims for case in claim.cases]
-    counts = ", ".join(
-        f"{every.count(word)} {word}" for word in (HOLDS, FAILS, UNDECIDED, NOT_RUN) if word in every
-    )
+    counts = ", ".join(f"{every.count(word)} {plural}" for word, plural in PLURALS.items() if word in every)
     judged = f"{len(words)} claims in {len(every)} cases: {counts}"
     words["total"] = f"We checked {judged} ([rules](#how-claims-are-judged))."
     lines = []

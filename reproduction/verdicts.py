@@ -226,7 +226,7 @@ class Claim:
 
     >>> cases = [exact("i.i.d.", True, "1.9 x"), exact("2 classes", False, "0.9 x"), not_run("Dirichlet")]
     >>> Claim("faster", "FedPMT is faster", "IV-C", cases).verdict
-    'holds in 1, fails in 1, not run yet in 1 of 3'
+    'holds in 1, fails in 1, not run yet in 1 of 3 cases'
     """
 
     name: str  # of its place on the page
@@ -245,8 +245,8 @@ class Claim:
         if not counts or list(counts) == [NOT_RUN]:
             return NOT_RUN
         if len(counts) == 1:
-            return found[0] if len(found) == 1 else f"{found[0]} in all {len(found)}"
-        return ", ".join(f"{word} in {count}" for word, count in counts.items()) + f" of {len(found)}"
+            return found[0] if len(found) == 1 else f"{found[0]} in all {len(found)} cases"
+        return ", ".join(f"{word} in {count}" for word, count in counts.items()) + f" of {len(found)} cases"
 
     def count(self, verdict: str) -> int:
         """How many cases have this verdict."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import json
 import pkgutil
 import re
 import sys
@@ -18,6 +19,7 @@ import fedpmt
 import published  # noqa: F401 (before transformers, where torchvision lacks its operators)
 import reproduction
 from fedpmt.methods.registry import METHODS, fields
+from reproduction.guide import documents_of, filled
 
 ROOT = Path(__file__).parents[2]
 SHARED_SETTINGS = ("depths", "splitting", "server")
@@ -174,6 +176,70 @@ MODULES = sorted(
 def test_docstring_examples(name: str) -> None:
     failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert failed == 0
+
+
+RESULTS = ROOT / "docs" / "results"
+DOCUMENTS = [
+    ROOT / "README.md",
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if not path.is_relative_to(RESULTS)),
+]
+CITED = re.compile(r"\]\((?:[./]|docs/)*results/([\w-]+)\.md[^)]*\)")
+DECIMAL = re.compile(r"(?<![\w.,/-])(\d+\.\d+)(?![\w.]|-\w)(?: (%|points|min|h|MB|GB|s)(?!\w))?")
+SCALES = {"%": [100], "points": [100], "min": [1 / 60], "h": [1 / 3600], "MB": [1e-6], "GB": [1e-9], "s": [1]}
+
+
+def cited_numbers(text: str) -> list[tuple[str, str, str]]:
+    """Page, number and unit of every decimal after a link to a page of results, up to the next such link or heading."""
+    found = []
+    plain = re.sub(r"<!-- measured:.*?<!-- end -->|```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    for section in re.split(r"^#+ ", plain, flags=re.MULTILINE):
+        _, *parts = CITED.split(section)
+        for page, words in zip(parts[::2], parts[1::2], strict=True):
+            if (RESULTS / f"{page}.json").exists():
+                found += [(page, number, unit) for number, unit in DECIMAL.findall(words)]
+    return found
+
+
+def leaves(value: object) -> list[object]:
+    """All numbers and texts in a JSON value."""
+    if isinstance(value, dict | list):
+        return [
+            leaf for one in (value.values() if isinstance(value, dict) else value) for leaf in leaves(one)
+        ]
+    return [value]
+
+
+def is_printed(number: str, unit: str, published: list[object]) -> bool:
+    """Whether a number is one of the JSON's, rounded to its digits, or stands in one of its texts."""
+    digits = len(number.partition(".")[2])
+    scales = SCALES.get(unit) or [1, 100, 1 / 60]
+    texts = (re.findall(r"\d+\.\d+", value) for value in published if isinstance(value, str))
+    return any(number in found for found in texts) or any(
+        f"{abs(value) * scale:.{digits}f}" == number
+        for value in published
+        if isinstance(value, float)
+        for scale in scales
+    )
+
+
+def test_numbers_next_to_a_link_are_those_of_its_json() -> None:
+    wrong, seen = [], 0
+    for document in DOCUMENTS:
+        for page, number, unit in cited_numbers(document.read_text()):
+            published = leaves(json.loads((RESULTS / f"{page}.json").read_text()))
+            seen += 1
+            if not is_printed(number, unit, published):
+                wrong.append(f"{document.relative_to(ROOT)}: {number} {unit} is not in {page}.json")
+    assert not wrong
+    assert seen > 50
+
+
+def test_numbers_that_a_leaderboard_fills_in_are_its_own() -> None:
+    for path in RESULTS.glob("leaderboard-*.json"):
+        contest, numbers = path.stem.removeprefix("leaderboard-"), json.loads(path.read_text())
+        for document in documents_of(ROOT / "docs", contest):
+            text = document.read_text()
+            assert filled(text, contest, numbers) == text, document
 
 
 @pytest.mark.slow

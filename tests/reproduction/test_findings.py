@@ -148,11 +148,11 @@ def test_a_lead_is_judged_round_by_round() -> None:
     found: accuracy.Runs = {("cnn-mnist", IID): {**lines, ("fedpmt", 4): ahead, ("fedpmt", 2): ahead}}
     leads = accuracy.leads_by_round(found)
     assert [(claim.name, claim.verdict) for claim in leads] == [
-        ("round 50", "holds in all 2"), ("round 100", "fails in all 2"),
+        ("round 50", "holds in all 2 cases"), ("round 100", "fails in all 2 cases"),
     ]  # fmt: skip
-    assert accuracy.horizon_text(leads) == "in most cases up to round 50, in 2 of 2 there"
+    assert accuracy.horizon_text(leads) == "up to round 50 it holds in most cases (in 2 of 2 there)"
     claims = {claim.name: claim for claim in settle(accuracy.claims(found, leads))}
-    assert claims["lead"].verdict == "fails in all 2"
+    assert claims["lead"].verdict == "fails in all 2 cases"
     assert claims["like-fedavg"].verdict == "fails"
     assert claims["two-classes"].verdict == NOT_RUN
 

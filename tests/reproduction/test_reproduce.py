@@ -141,10 +141,10 @@ def test_verdicts_are_collected_from_what_was_published(tmp_path: Path) -> None:
     page = write_verdicts(tmp_path)
     assert page is not None
     text = page.read_text()
-    verdict = "holds in 1, not run yet in 1 of 2; up to round 9"
+    verdict = "holds in 1, not run yet in 1 of 2 cases; up to round 9"
     assert f"| it is \\| fast | IV | **{verdict}** | [accuracy](accuracy.md#claim-lead) |" in text
-    assert f"FedPMT ends higher: {verdict}." in text
-    assert "1 claims in 2 cases: 1 holds, 1 not run yet" in text
+    assert f"at equal operations (Figure 1): {verdict}." in text
+    assert "1 claims in 2 cases: 1 hold, 1 are not run yet" in text
     assert "a taste" not in text
     assert "- [More](studies.md)" in text
     evidence = (tmp_path / "accuracy.md").read_text()

@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -32,6 +32,9 @@ from reproduction.theory.descent import (
 )
 from reproduction.theory.problems import Problem, Quadratic, Softmax, _sort_by_class, coverage
 from reproduction.theory.studies import FIXED, Scope
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 mixes = st.lists(st.integers(0, 20), min_size=1, max_size=6).filter(lambda counts: counts[-1] > 0)
 
