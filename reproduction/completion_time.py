@@ -118,9 +118,8 @@ def make(library: Library, scope: Scope) -> Artefact:
         (partition, way): _found(library, scope, way, partition) for partition in PRINTED for way in WAYS
     }
     arrivals = {reading: arrive(found, window, quick=scope.quick) for reading, window in WINDOWS.items()}
-    claims = settle(
-        [one for reading in WINDOWS for one in claims_of(reading, arrivals[reading], scope.quick)]
-    )
+    by_reading = [claims_of(reading, arrivals[reading], scope.quick) for reading in WINDOWS]
+    claims = settle([claim for alike in zip(*by_reading, strict=True) for claim in alike])
     counts = sorted({len(members) for members in found.values()})
     return Artefact(
         "completion-time",

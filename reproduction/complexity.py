@@ -128,8 +128,10 @@ def _values(task: str, count: int, ours: DepthRow, true: DepthRow) -> dict[str, 
         "task": task,
         "depths": count,
         "depth": ours.depth,
-        "paper": {"operations": ours.operations, "feddrop_keep": ours.feddrop_keep},
-        "exact": {"operations": true.operations, "feddrop_keep": true.feddrop_keep},
+        **{
+            mode: {"operations": row.operations, "share": row.ratio, "feddrop_keep": row.feddrop_keep}
+            for mode, row in (("paper", ours), ("exact", true))
+        },
     }
 
 

@@ -184,7 +184,7 @@ DOCUMENTS = [
     *(path for path in sorted((ROOT / "docs").rglob("*.md")) if not path.is_relative_to(RESULTS)),
 ]
 CITED = re.compile(r"\]\((?:[./]|docs/)*results/([\w-]+)\.md[^)]*\)")
-DECIMAL = re.compile(r"(?<![\w.,/-])(\d+\.\d+)(?![\w.]|-\w)(?: (%|points|min|h|MB|GB|s)(?!\w))?")
+DECIMAL = re.compile(r"(?<![\w.,/-])(\d+\.\d+)(?![\d.]|-\w)(?: ?(%|points|min|h|MB|GB|s)(?!\w))?")
 SCALES = {"%": [100], "points": [100], "min": [1 / 60], "h": [1 / 3600], "MB": [1e-6], "GB": [1e-9], "s": [1]}
 
 
@@ -195,7 +195,8 @@ def cited_numbers(text: str) -> list[tuple[str, str, str]]:
     for section in re.split(r"^#+ ", plain, flags=re.MULTILINE):
         _, *parts = CITED.split(section)
         for page, words in zip(parts[::2], parts[1::2], strict=True):
-            if (RESULTS / f"{page}.json").exists():
+            # What a leaderboard says stands in spots, which the next test compares.
+            if (RESULTS / f"{page}.json").exists() and not page.startswith("leaderboard"):
                 found += [(page, number, unit) for number, unit in DECIMAL.findall(words)]
     return found
 
@@ -209,14 +210,14 @@ def leaves(value: object) -> list[object]:
     return [value]
 
 
-def is_printed(number: str, unit: str, published: list[object]) -> bool:
+def is_printed(number: str, unit: str, known: list[object]) -> bool:
     """Whether a number is one of the JSON's, rounded to its digits, or stands in one of its texts."""
     digits = len(number.partition(".")[2])
     scales = SCALES.get(unit) or [1, 100, 1 / 60]
-    texts = (re.findall(r"\d+\.\d+", value) for value in published if isinstance(value, str))
+    texts = (re.findall(r"\d+\.\d+", value) for value in known if isinstance(value, str))
     return any(number in found for found in texts) or any(
         f"{abs(value) * scale:.{digits}f}" == number
-        for value in published
+        for value in known
         if isinstance(value, float)
         for scale in scales
     )
@@ -226,9 +227,9 @@ def test_numbers_next_to_a_link_are_those_of_its_json() -> None:
     wrong, seen = [], 0
     for document in DOCUMENTS:
         for page, number, unit in cited_numbers(document.read_text()):
-            published = leaves(json.loads((RESULTS / f"{page}.json").read_text()))
+            known = leaves(json.loads((RESULTS / f"{page}.json").read_text()))
             seen += 1
-            if not is_printed(number, unit, published):
+            if not is_printed(number, unit, known):
                 wrong.append(f"{document.relative_to(ROOT)}: {number} {unit} is not in {page}.json")
     assert not wrong
     assert seen > 50
