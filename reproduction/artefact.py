@@ -197,10 +197,11 @@ The runs behind the pages are in `records/`, one archive per page with a list of
 accuracies of [accuracy](accuracy.md) at random and computes them from the raw records, without our code:
 
 ```python
-import json, lzma, random, statistics, tarfile
-with tarfile.open(fileobj=lzma.open("docs/results/records/accuracy.tar.xz")) as tar:
+import json, pathlib, random, statistics, tarfile
+with tarfile.open("docs/results/records/accuracy.tar.xz") as tar:
     runs = [json.load(tar.extractfile(member)) for member in tar if member.name.endswith(".json")]
-for row in random.sample(json.load(open("docs/results/accuracy.json"))["final"], 10):
+published = json.loads(pathlib.Path("docs/results/accuracy.json").read_text())
+for row in random.sample(published["final"], 10):
     same = {key: row[key] for key in ("task", "partition", "method", "depths") if row[key]}
     curves = [run["rounds"]["score"] for run in runs if same.items() <= run["settings"].items()]
     finals = [statistics.fmean([score for score in curve if score is not None][-5:]) for curve in curves]

@@ -11,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from document_blocks import prints_what_is_shown, run_blocks
@@ -201,16 +202,14 @@ def cited_numbers(text: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def leaves(value: object) -> list[object]:
+def leaves(value: Any) -> list[Any]:
     """All numbers and texts in a JSON value."""
-    if isinstance(value, dict | list):
-        return [
-            leaf for one in (value.values() if isinstance(value, dict) else value) for leaf in leaves(one)
-        ]
-    return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [leaf for one in value for leaf in leaves(one)] if isinstance(value, list) else [value]
 
 
-def is_printed(number: str, unit: str, known: list[object]) -> bool:
+def is_printed(number: str, unit: str, known: list[Any]) -> bool:
     """Whether a number is one of the JSON's, rounded to its digits, or stands in one of its texts."""
     digits = len(number.partition(".")[2])
     scales = SCALES.get(unit) or [1, 100, 1 / 60]
