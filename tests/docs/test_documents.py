@@ -186,7 +186,15 @@ DOCUMENTS = [
 ]
 CITED = re.compile(r"\]\((?:[./]|docs/)*results/([\w-]+)\.md[^)]*\)")
 DECIMAL = re.compile(r"(?<![\w.,/-])(\d+\.\d+)(?![\d.]|-\w)(?: ?(%|points|min|h|MB|GB|s)(?!\w))?")
-SCALES = {"%": [100], "points": [100], "min": [1 / 60], "h": [1 / 3600], "MB": [1e-6], "GB": [1e-9], "s": [1]}
+SCALES: dict[str, list[float]] = {
+    "%": [100],
+    "points": [100],
+    "min": [1 / 60],
+    "h": [1 / 3600],
+    "MB": [1e-6],
+    "GB": [1e-9],
+    "s": [1],
+}
 
 
 def cited_numbers(text: str) -> list[tuple[str, str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from report_samples import run
 
-from reproduction import accuracy
+from reproduction import accuracy, studies
 from reproduction.__main__ import program
 from reproduction.comparison import (
     FIXED,
@@ -167,6 +168,49 @@ def test_a_target_that_is_never_reached_weakens_a_lead_and_does_not_turn_it() ->
     assert ratio(early, never) == [math.log(5)]
     assert ratio(never, late) == [0.0]  # the clock of those who never get there may have run shorter
     assert ratio(never, never) == []
+
+
+def option_runs(added: int, late: float) -> studies.BySeed:
+    """Three seeds whose replies carry some more bytes than the hundred of a round."""
+    runs = {seed: curve(seed, 0.5, late) for seed in range(3)}
+    return {
+        seed: one.model_copy(
+            update={"rounds": tuple(step.model_copy(update={"overhead_bytes": added}) for step in one.rounds)}
+        )
+        for seed, one in runs.items()
+    }
+
+
+def test_option_two_is_judged_by_bytes_and_accuracy() -> None:
+    def judge(split: str, added: int, late: float) -> list[str]:
+        missing: studies.BySeed = {}
+        found: studies.Found = {
+            option: {one: runs if one == split else missing for one in studies.BOTH}
+            for option, runs in (
+                (studies.OPTION_I, option_runs(added, 0.9)),
+                (studies.OPTION_II, option_runs(added, late)),
+            )
+        }
+        return [case.verdict for case in settle([studies.option_claim(found)])[0].cases]
+
+    assert judge(IID, 0, 0.9) == [HOLDS, HOLDS, NOT_RUN, NOT_RUN]
+    assert judge(TWO_CLASSES, 1, 0.9) == [
+        NOT_RUN,
+        NOT_RUN,
+        FAILS,
+        HOLDS,
+    ]  # one byte in a hundred is not marginal
+    assert judge(IID, 0, 0.8)[1] == UNDECIDED  # three equal differences of 10 points: the sign test
+
+
+def test_variations_play_only_what_the_figure_lacks() -> None:
+    scope = Scope([0])
+    figure = {one.model_dump_json() for one in accuracy.runs(scope)}
+    added = {one.model_dump_json(): one.task for one in studies.variation_runs(scope)}
+    assert Counter(task for key, task in added.items() if key not in figure) == {
+        "cnn-cifar10": 36, "fcnn-mnist": 10, "cnn-mnist": 10,
+    }  # fmt: skip
+    assert {one.task for one in studies.variation_runs(Scope([0], quick=True))} == {"fcnn-mnist", "cnn-mnist"}
 
 
 def ended(*accuracies: float) -> list[RunRecord]:
