@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.ticker import PercentFormatter
@@ -361,25 +362,18 @@ def _events_text(case: Case, rows: Sequence[Row], ours: Row, verdicts: Mapping[s
         better = [row for row in there if row[key] is not None and row[key] > ours["accuracy"]]
         sure = [row for row in better if (one := verdicts.get(row["title"] + mark)) and one.sure]
         likely = [row for row in better if row not in sure]
-        said = f"- Accuracy {words}: significantly better {_with(sure, key)}"
-        lines.append(said + (f"; higher, but undecided, {_with(likely, key)}." if likely else "."))
+        said = f"- Significantly more accurate {words}: {_with(sure, key)}"
+        lines.append(said + (f"; higher, but undecided: {_with(likely, key)}." if likely else "."))
     for target in case.targets:
         times, limit = _times(there, target), ours["reached"][str(target)]
         sooner = {title: one for title, one in times.items() if limit is None or one < limit}
-        named = ", ".join(
-            f"{title} ({one / 60:.1f} min)" for title, one in sorted(sooner.items(), key=lambda it: it[1])
-        )
-        lines.append(f"- {100 * target:.0f} %: sooner {_are(len(sooner))} {named or 'none'}.")
+        named = [f"{title} ({one / 60:.1f} min)" for title, one in sorted(sooner.items(), key=itemgetter(1))]
+        lines.append(f"- Sooner at {100 * target:.0f} %: {', '.join(named) or 'none'}.")
     return lines
 
 
 def _with(rows: Sequence[Row], key: str) -> str:
-    named = ", ".join(f"{row['title']} ({100 * row[key]:.1f} %)" for row in rows)
-    return f"{_are(len(rows))} {named or 'none'}"
-
-
-def _are(count: int) -> str:
-    return "are" if count > 1 else "is"
+    return ", ".join(f"{row['title']} ({100 * row[key]:.1f} %)" for row in rows) or "none"
 
 
 def shown_on_chart(cases: Sequence[Sequence[Row]], champion: str) -> list[str]:

@@ -336,9 +336,9 @@ def test_the_page_says_where_a_method_without_rounds_is_ahead() -> None:
     }
     rows = rows_of(case, runs, {})
     text = text_of(case, rows, verdicts)
-    assert "- Accuracy after as many replies: significantly better is none.\n" in text
-    assert "- Accuracy in equal time: significantly better is rival (80.2 %).\n" in text
-    assert "- 60 %: sooner is rival (0.2 min).\n" in text
+    assert "- Significantly more accurate after as many replies: none.\n" in text
+    assert "- Significantly more accurate in equal time: rival (80.2 %).\n" in text
+    assert "- Sooner at 60 %: rival (0.2 min).\n" in text
     # In each round two devices draw 3 W for 5 s of training and 0.4 W for 5 s of waiting.
     assert {row["title"]: row["joules"] for row in rows} == {
         OURS: 2 * 2 * 17.0,
