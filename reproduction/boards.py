@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 from scipy.stats import ttest_rel
 
 from fedpmt.report.quantities import joules_unit, show, time_unit
@@ -411,7 +411,9 @@ def draw_clocks(panels: Mapping[str, Runs], shown: Sequence[str]) -> Figure:
             if name in runs:
                 draw_line(axes, name, runs[name], colours[name], "--" if name in events else "-")
         axes.set(xlabel="virtual minutes", ylabel="test accuracy", title=title, xscale="log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     handles = {
         label: line

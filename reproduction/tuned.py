@@ -154,8 +154,8 @@ class Case:
             form = Entrant(entrant.title, entrant.method, {"budget": leaderboard.BUDGET, **entrant.settings})
             return self.people.of(replace(scope, quick=False), form, seed)
         contest = leaderboard.Contest([seed], self.data, rounds=self.rounds, data_dir=scope.data_dir)
-        form = leaderboard.KNOWN.get(entrant.method, leaderboard.KNOWN["fedpmt"])
-        given = contest.settings(form, self.partition, seed).model_dump()
+        strongest = leaderboard.KNOWN.get(entrant.method, leaderboard.KNOWN["fedpmt"])
+        given = contest.settings(strongest, self.partition, seed).model_dump()
         options = {**given["options"], **entrant.settings.get("options", {})}
         more = {**self.more, **entrant.settings, "options": options, "method": entrant.method}
         base = api.settings_of({**given, **more})
@@ -253,7 +253,9 @@ class Tuned:
             for trial in (case.chosen(library, scope, entrant), *usual)
             if trial is not None
         ]
-        return [case.run(scope, *one, seed) for seed in scope.seeds for case, *one in played]
+        return [
+            case.run(scope, entrant, trial, seed) for seed in scope.seeds for case, entrant, trial in played
+        ]
 
     def page(self, library: Library, scope: Scope) -> Artefact:
         """Tables and charts of the runs that are there."""
