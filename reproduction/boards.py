@@ -410,7 +410,7 @@ def draw_clocks(panels: Mapping[str, Runs], shown: Sequence[str]) -> Figure:
         for name in present:
             if name in runs:
                 draw_line(axes, name, runs[name], colours[name], "--" if name in events else "-")
-        axes.set(xlabel="virtual minutes", ylabel="test accuracy", title=title, xscale="log")
+        axes.set(xlabel="virtual minutes, logarithmic", ylabel="test accuracy", title=title, xscale="log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
