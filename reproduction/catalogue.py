@@ -11,10 +11,9 @@ from reproduction.completion_time import COMPLETION_TIME
 from reproduction.complexity import COMPLEXITY
 from reproduction.leaderboard import RIVALS
 from reproduction.natural import REAL_CLIENTS, TUNING
-from reproduction.orderings import ORDERINGS
 from reproduction.paper import Experiment
 from reproduction.studies import STUDIES_EXPERIMENT, VARIATIONS_EXPERIMENT
-from reproduction.tuned import ABLATION, CIFAR10, ELSEWHERE, EMBEDDED
+from reproduction.tuned import ABLATION, CIFAR10, CIFAR10_ALL, ELSEWHERE, EMBEDDED, ORDERINGS
 
 if TYPE_CHECKING:
     from reproduction.artefact import Artefact
@@ -43,6 +42,7 @@ EXPERIMENTS = {
         TUNING,
         EMBEDDED.experiment,
         CIFAR10.experiment,
+        CIFAR10_ALL.experiment,
         ELSEWHERE.experiment,
         ABLATION.experiment,
         ORDERINGS.experiment,

@@ -38,6 +38,7 @@ class Entrant:
     title: str
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    form: str = ""  # what the settings come to, in words
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,7 @@ def draw_panels(panels: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> Figu
     for axes, (title, found) in zip(every, panels.items(), strict=False):
         for number, (name, runs) in enumerate(found.items()):
             turn, place = divmod(number, len(PALETTE))
-            _line(axes, name, runs, PALETTE[place], DASHES[turn % len(DASHES)])
+            draw_line(axes, name, runs, PALETTE[place], DASHES[turn % len(DASHES)])
         axes.set(xlabel="virtual minutes", ylabel="test accuracy", title=title)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.legend(loc="lower right", fontsize="small")
@@ -290,7 +291,7 @@ def draw(contest: Contest, found: Mapping[str, Sequence[RunRecord]]) -> Figure:
     for number, (title, runs) in enumerate(found.items()):
         method = runs[0].settings["method"]
         colour = PALETTE[RESERVED.get(method, number) if _alone(method, found) else number % len(PALETTE)]
-        _line(left, title, runs, colour)
+        draw_line(left, title, runs, colour)
         levels = [run.result.score_by_level for run in runs if run.result and run.result.score_by_level]
         if levels and others:
             names = list(levels[0])
@@ -317,7 +318,8 @@ DASHES = ("-", "--", ":")
 """For lines of one colour, where there are more methods than colours."""
 
 
-def _line(axes: Axes, title: str, runs: Sequence[RunRecord], colour: str, dash: str = "-") -> None:
+def draw_line(axes: Axes, title: str, runs: Sequence[RunRecord], colour: str, dash: str = "-") -> None:
+    """Draw the mean over runs against virtual minutes, with a band from the lowest to the highest."""
     line = curve(runs, "seconds")
     if line is None or not any(evaluated(run) for run in runs):
         return

@@ -1,6 +1,6 @@
-"""How a run's curve is read: where it ends, and when it is at an accuracy.
+"""How a run is read: where its curve ends, when it is at an accuracy, and what energy it took.
 
-With two classes per device accuracies jump from one evaluation to the next, so both are read off means: the end is
+With two classes per device accuracies jump from one evaluation to the next, so they are read off means: the end is
 the mean over the last tenth, and a target is reached where the mean over as many evaluations is there.
 """
 
@@ -12,13 +12,14 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
+from fedpmt.devices.fleet import Watts
 from fedpmt.report.tables import Milestone, evaluated, uploaded
 from fedpmt.resources import ROUNDING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fedpmt.records import RunRecord
+    from fedpmt.records import DeviceRecord, RunRecord
 
 TAIL = 0.1
 """The share of the rounds, or of the evaluations, that a mean is over."""
@@ -119,3 +120,38 @@ def fluctuation(run: RunRecord) -> float | None:
     accuracies = [accuracy for _, accuracy in evaluated(run)]
     steps = [after - before for before, after in pairwise(accuracies[len(accuracies) // 2 :])]
     return None if run.diverged or len(steps) < 2 else stdev(steps)
+
+
+def accuracy_at(run: RunRecord, seconds: float) -> float:
+    """The trailing mean at the last evaluation up to a virtual time; 0 before the first one."""
+    if run.diverged:
+        return guess(run)
+    every = evaluated(run)
+    means = trailing([accuracy for _, accuracy in every])
+    until = seconds * (1 + ROUNDING)
+    there = [mean for (step, _), mean in zip(every, means, strict=True) if step.virtual_seconds <= until]
+    return there[-1] if there else 0.0
+
+
+WATTS = Watts(computing=3.0, sending=1.2, idle=0.4)
+"""What every device draws, for energy on pages: the phone of docs/fleets.md."""
+
+
+def joules(run: RunRecord, rounds: int | None = None) -> float:
+    """The energy of the devices, in the first rounds or in all, as the simulator counts it where a fleet states watts.
+
+    Records without watts have all that it takes: how long each device trained, sent and waited.
+    """
+    steps = run.rounds if rounds is None else [step for step in run.rounds if step.round <= rounds]
+    deadline = run.settings.get("deadline")
+    return sum(_joules(device, step.round_seconds, deadline) for step in steps for device in step.devices)
+
+
+def _joules(device: DeviceRecord, round_seconds: float, deadline: float | None) -> float:
+    waits = device.started is None  # on a clock of events nobody does
+    share = 1.0  # of its work that a device does before it is given up
+    if device.outcome != "arrived" and device.seconds:
+        share = min(1.0, (round_seconds if waits else deadline or device.seconds) / device.seconds)
+    training = max(0.0, device.seconds - device.transfer_seconds)
+    waiting = max(0.0, round_seconds - share * device.seconds) if waits else 0.0
+    return share * WATTS.joules(training, device.transfer_seconds) + WATTS.joules(0.0, 0.0, waiting)

@@ -1,34 +1,44 @@
 """Every method at rates of its own, chosen by one rule: what it reaches, in what time, and who is ahead of FedPMT.
 
-For each task every method gets the same number of trials on validation data, which no device holds and no test sees: a
-small grid of its devices' rate and of the server's step. What does best there plays the runs that count. Runs of all
-seeds are compared in pairs, and the family of comparisons on a page is corrected by Holm's rule.
+For each task every method tries the same settings on validation data, which no device holds and no test sees: a small
+grid of its devices' rate and of the server's step, where its server takes one. What does best there plays the runs that
+count. Runs of all seeds are compared in pairs, and the family of comparisons on a page is corrected by Holm's rule.
 """
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from scipy.stats import ttest_rel
-
 from fedpmt import api
-from fedpmt.report.quantities import show, time_unit
+from fedpmt.methods.registry import method_class
 from fedpmt.report.tables import evaluated
 from fedpmt.settings import resolve
 from reproduction import entrants as leaderboard
 from reproduction.artefact import Artefact, Picture, Table
+from reproduction.boards import (
+    BEST_SHOWN,
+    EVENTS,
+    clock_of,
+    compare,
+    draw_clocks,
+    rows_of,
+    shown_on_chart,
+    tables_of,
+    text_of,
+)
 from reproduction.completion_time import DEADLINE
 from reproduction.natural import PEOPLE, ROLES, Contest, Entrant, draw_panels
-from reproduction.paper import IID, PARTITIONS, TWO_CLASSES, Experiment, Scope, seeds_text
-from reproduction.readings import TAIL, final
-from reproduction.scores import minutes, percent, seconds_to
-from reproduction.verdicts import CONFIDENCE, Estimate, holm
+from reproduction.paper import IID, PARTITIONS, TWO_CLASSES, Experiment, Scope
+from reproduction.readings import TAIL, WATTS, final, guess
+from reproduction.verdicts import CONFIDENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from matplotlib.figure import Figure
 
     from fedpmt.records import RunRecord
     from fedpmt.settings import Settings
@@ -43,24 +53,50 @@ SERVERS: tuple[Mapping[str, Any], ...] = ({}, {"server_optimizer": "momentum", "
 TRIAL_SEEDS = (100, 101)
 """Of the trials: none of the seeds that count."""
 
-QUICK_ENTRANTS = 3
-
-LIKELY = 0.05
-"""A difference is sure where its corrected p-value is below this."""
-
 OURS, PAPER = "FedPMT, traded", "FedPMT"
 TRADED = {"plan": "traded"}
+BUFFER = 5
+BUFFERED = {"clock": "events", "buffer": BUFFER}
+
+
+def known(name: str, settings: Mapping[str, Any] | None = None) -> Entrant:
+    """A method in its strongest form, with these settings."""
+    one = leaderboard.KNOWN[name]
+    return Entrant(one.title, one.method, settings or {}, one.form)
+
+
 WEIGHTS = (
-    Entrant(OURS, "fedpmt", TRADED),
-    Entrant(PAPER, "fedpmt"),
-    *(
-        Entrant(leaderboard.KNOWN[name].title, name)
-        for name in ("fedavg", "heterofl", "fedrolex", "fedmp", "fedprox", "feddrop", "fjord", "scaffold")
-    ),
+    Entrant(OURS, "fedpmt", TRADED, "a deeper suffix in fewer steps"),
+    known("fedpmt"),
+    *map(known, ("fedavg", "heterofl", "fedrolex", "fedmp", "fedprox", "feddrop", "fjord", "scaffold")),
 )
 """FedPMT in its two forms, and methods that exchange weights, those first that were best on the leaderboard."""
 
 BEST = WEIGHTS[:6]
+WITHOUT_ROUNDS = (
+    known("fedasync", {"clock": "events", "buffer": 1}),
+    known("fedbuff", BUFFERED),
+    known("timelyfl", {"clock": "events", "step_every": "fastest:0.5"}),
+    Entrant(f"{PAPER}, buffered", "fedpmt", BUFFERED, "as FedPMT; a server step for every 5 replies"),
+    Entrant(
+        f"{OURS}, buffered",
+        "fedpmt",
+        {**TRADED, **BUFFERED},
+        "as FedPMT, traded; a server step for every 5 replies",
+    ),
+)
+"""On the clock of events."""
+
+ALL = (
+    *WEIGHTS,
+    *(
+        known(one.method)
+        for one in (*leaderboard.STRONGEST, *leaderboard.LATER)
+        if one.method not in {entrant.method for entrant in (*WEIGHTS, *WITHOUT_ROUNDS)}
+    ),
+    *WITHOUT_ROUNDS,
+)
+"""Every method that needs no adapters and is not another one under this budget."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +106,21 @@ class Trial:
     rate: float  # a multiple of the task's own
     server: Mapping[str, Any]
 
-    def settings(self, usual: float) -> dict[str, Any]:
-        """As settings, for a task with this usual rate."""
-        return {"lr": float(f"{self.rate * usual:.3g}"), **self.server}
+    def settings(self, base: Settings) -> dict[str, Any]:
+        """As settings, for a run with this usual rate: the run's, or where a method has one of its own, that one."""
+        option = leaderboard.OWN_RATE.get(base.method)
+        if option is None:
+            return {"lr": _scaled(self.rate, base.lr), **self.server}
+        own = {option: _scaled(self.rate, float(base.options[option]))}
+        return {"options": {**base.options, **own}, **self.server}
 
+
+def _scaled(rate: float, usual: float) -> float:
+    return float(f"{rate * usual:.3g}")
+
+
+PLAIN_TRIAL = Trial(1.0, {})
+"""The task's own rate and the mean as it is: the settings of the leaderboard."""
 
 GRID = tuple(Trial(rate, server) for rate, server in product(RATES, SERVERS))
 ADAM = {"server_optimizer": "adam", "server_lr": 0.01}
@@ -108,18 +155,20 @@ class Case:
             form = Entrant(entrant.title, entrant.method, {"budget": leaderboard.BUDGET, **entrant.settings})
             return self.people.of(replace(scope, quick=False), form, seed)
         contest = leaderboard.Contest([seed], self.data, rounds=self.rounds, data_dir=scope.data_dir)
-        known = leaderboard.KNOWN.get(entrant.method, leaderboard.KNOWN["fedpmt"])
-        given = contest.settings(known, self.partition, seed).model_dump()
+        strongest = leaderboard.KNOWN.get(entrant.method, leaderboard.KNOWN["fedpmt"])
+        given = contest.settings(strongest, self.partition, seed).model_dump()
         options = {**given["options"], **entrant.settings.get("options", {})}
         more = {**self.more, **entrant.settings, "options": options, "method": entrant.method}
-        return api.settings_of({**given, **more})
+        base = api.settings_of({**given, **more})
+        steps = {key: steps_of(base, getattr(base, key)) for key in ("rounds", "eval_every")}
+        return base.model_copy(update=steps)
 
     def trial(self, scope: Scope, entrant: Entrant, trial: Trial, seed: int) -> Settings:
         """A run that is scored on validation data."""
         base = self.base(scope, entrant, seed)
         changed = {
-            **trial.settings(base.lr),
-            "rounds": 2 if scope.quick else self.trial_rounds,
+            **trial.settings(base),
+            "rounds": steps_of(base, 2 if scope.quick else self.trial_rounds),
             "validation": self.validation,
             "score_on": "validation",
         }
@@ -128,26 +177,43 @@ class Case:
     def run(self, scope: Scope, entrant: Entrant, trial: Trial, seed: int) -> Settings:
         """A run that counts."""
         base = self.base(scope, entrant, seed)
-        tuned = {**trial.settings(base.lr), **entrant.settings}
-        changed = {
-            **tuned,
-            "options": base.options,
-            **({"rounds": 4, "eval_every": 1} if scope.quick else {}),
-        }
-        return resolve({**base.model_dump(), **changed})
+        own = {key: value for key, value in entrant.settings.items() if key != "options"}
+        few = {"rounds": steps_of(base, 4), "eval_every": steps_of(base, 1)} if scope.quick else {}
+        return resolve({**base.model_dump(), **trial.settings(base), **own, **few})
+
+    def playing(self, scope: Scope) -> Sequence[Entrant]:
+        """Who takes part: a quick page with trials has the first two and the last one."""
+        few = scope.quick and self.fixed is None
+        return [*self.entrants[:2], *self.entrants[2:][-1:]] if few else self.entrants
+
+    def trials_of(self, entrant: Entrant) -> Sequence[Trial]:
+        """What a method chooses from: what of the grid it can be combined with."""
+        if self.fixed is not None:
+            return (self.fixed,)
+        kind = method_class(entrant.method)
+        if kind().traits.needs_validation:
+            # It trains with the samples that trials are scored on.
+            return (PLAIN_TRIAL,)
+        has_server = "server" in {one.name for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        return [trial for trial in self.grid if has_server or not trial.server]
 
     def chosen(self, library: Library, scope: Scope, entrant: Entrant) -> Trial | None:
         """Find what did best on validation data; None while a trial is missing."""
-        if self.fixed is not None:
-            return self.fixed
-        found = []
-        for trial in self.grid:
+        trials, found = self.trials_of(entrant), []
+        if len(trials) == 1:
+            return trials[0]
+        for trial in trials:
             runs = [library.find(self.trial(scope, entrant, trial, seed)) for seed in self.trial_seeds]
             scores = [trial_score(run) for run in runs if run is not None]
             if len(scores) < len(runs):
                 return None
             found.append((sum(scores), trial))
         return max(found, key=lambda one: one[0])[1]
+
+
+def steps_of(base: Settings, rounds: int) -> int:
+    """The server steps in which as many replies arrive as in these rounds."""
+    return rounds if base.buffer is None else rounds * base.cohort // base.buffer
 
 
 def trial_score(run: RunRecord) -> float:
@@ -165,70 +231,76 @@ class Tuned:
     title: str
     cases: Sequence[Case]
     about: str  # how it was done
+    at_usual_rate: bool = False  # whether all entrants also play at the task's own rate
 
     def trials(self, scope: Scope) -> list[Settings]:
-        """All trials."""
+        """All trials, of methods that have a choice."""
         return [
             case.trial(scope, entrant, trial, seed)
             for case in self.cases
-            if case.fixed is None
-            for entrant in case.entrants[: QUICK_ENTRANTS if scope.quick else None]
-            for trial in case.grid
+            for entrant in case.playing(scope)
+            if len(trials := case.trials_of(entrant)) > 1
+            for trial in trials
             for seed in case.trial_seeds
         ]
 
     def runs(self, library: Library, scope: Scope) -> list[Settings]:
         """The runs that count, of methods whose trials are done; seed by seed."""
-        best = {
-            (case.name, entrant.title): case.chosen(library, scope, entrant)
+        usual = [PLAIN_TRIAL] if self.at_usual_rate else []
+        played = [
+            (case, entrant, trial)
             for case in self.cases
-            for entrant in case.entrants
-        }
+            for entrant in case.playing(scope)
+            for trial in (case.chosen(library, scope, entrant), *usual)
+            if trial is not None
+        ]
         return [
-            case.run(scope, entrant, trial, seed)
-            for seed in scope.seeds
-            for case in self.cases
-            for entrant in case.entrants
-            if (trial := best[case.name, entrant.title]) is not None
+            case.run(scope, entrant, trial, seed) for seed in scope.seeds for case, entrant, trial in played
         ]
 
     def page(self, library: Library, scope: Scope) -> Artefact:
         """Tables and charts of the runs that are there."""
         texts, tables, values = [self.about], list[Table](), dict[str, Any]()
-        found = {case.name: self._found(library, scope, case) for case in self.cases}
-        verdicts = compare([(case, found[case.name]) for case in self.cases])
-        for case in self.cases:
-            runs = found[case.name]
-            if not runs:
-                continue
-            rows = [_row(case, title, members) for title, members in runs.items()]
-            rows.sort(key=lambda row: -row["accuracy"])
+        every = {case.name: self._found(library, scope, case) for case in self.cases}
+        found = {name: runs for name, runs in every.items() if runs}
+        cases = [case for case in self.cases if case.name in found]
+        verdicts = compare([(case, found[case.name]) for case in cases])
+        rows = {
+            case.name: rows_of(case, found[case.name], self._at_usual_rate(library, scope, case))
+            for case in cases
+        }
+        for case in cases:
             mine = {rival: one for (name, rival), one in verdicts.items() if name == case.name}
-            texts.append(_text(case, rows, mine))
-            tables += [_table(case, rows), _verdict_table(case, mine)]
+            texts.append(text_of(case, rows[case.name], mine))
+            tables += tables_of(case, rows[case.name], mine)
             values[case.name] = {
-                "rows": rows,
+                "rows": rows[case.name],
                 "verdicts": {rival: one.values() for rival, one in mine.items()},
             }
-        shown = {case.title: found[case.name] for case in self.cases if found[case.name]}
-        caption = "Test accuracy against virtual time, the band from the lowest to the highest seed."
-        pictures = [Picture(self.name, draw_panels(shown), caption)] if shown else []
+        tables += _forms(cases)
+        shown = shown_on_chart(list(rows.values()), OURS)
+        drawn = _draw({case.title: found[case.name] for case in cases}, shown)
+        pictures = [Picture(self.name, *drawn)] if drawn else []
         command = f"python -m reproduction {self.name}{scope.suffix}"
         return Artefact(self.name, self.title, command, "\n\n".join(texts), tables, pictures, values)
 
     def _found(self, library: Library, scope: Scope, case: Case) -> dict[str, list[RunRecord]]:
         every: dict[str, list[RunRecord]] = {}
-        for entrant in case.entrants:
+        for entrant in case.playing(scope):
             trial = case.chosen(library, scope, entrant)
-            runs = (
-                []
-                if trial is None
-                else [library.find(case.run(scope, entrant, trial, seed)) for seed in scope.seeds]
-            )
-            there = [run for run in runs if run is not None]
+            there = [] if trial is None else _kept(library, scope, case, entrant, trial)
             if there:
                 every[entrant.title] = there
         return every
+
+    def _at_usual_rate(self, library: Library, scope: Scope, case: Case) -> dict[str, list[RunRecord]]:
+        """The kept runs with the leaderboard's settings, where all seeds are there."""
+        every = {
+            entrant.title: _kept(library, scope, case, entrant, PLAIN_TRIAL)
+            for entrant in case.playing(scope)
+            if case.fixed is None
+        }
+        return {title: runs for title, runs in every.items() if len(runs) == len(scope.seeds)}
 
     @property
     def experiment(self) -> Experiment:
@@ -236,65 +308,32 @@ class Tuned:
         return Experiment(self.name, self.title, self.trials, self.page, self.runs)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How a rival does against a case's champion by accuracy, on equal seeds."""
-
-    champion: str
-    lead: Estimate  # the champion's
-    chance: float  # that seeds alone make such a difference: the p-value
-    corrected: float  # the same, of one among many comparisons
-
-    @property
-    def text(self) -> str:
-        """In a word."""
-        if not self.corrected < LIKELY:
-            return "undecided"
-        return f"{self.champion} {'ahead' if self.lead.mean > 0 else 'behind'}"
-
-    def values(self) -> dict[str, Any]:
-        """For programs."""
-        half = self.lead.half if math.isfinite(self.lead.half) else None
-        numbers = {
-            "lead": self.lead.mean,
-            "half_interval": half,
-            "p": self.chance,
-            "corrected": self.corrected,
-        }
-        known = {key: None if one is None or math.isnan(one) else one for key, one in numbers.items()}
-        return {**known, "verdict": self.text}
+def _kept(library: Library, scope: Scope, case: Case, entrant: Entrant, trial: Trial) -> list[RunRecord]:
+    """The runs that are there."""
+    every = [library.find(case.run(scope, entrant, trial, seed)) for seed in scope.seeds]
+    return [run for run in every if run is not None]
 
 
-def compare(
-    cases: Sequence[tuple[Case, Mapping[str, Sequence[RunRecord]]]],
-) -> dict[tuple[str, str], Verdict]:
-    """Set every rival of every case against its champion, and correct the whole family by Holm's rule."""
-    leads: dict[tuple[str, str], tuple[Estimate, float]] = {}
-    for case, runs in cases:
-        scores = {
-            title: {run.settings["seed"]: case.reading(run) for run in members}
-            for title, members in runs.items()
-        }
-        ours = scores.pop(case.champion, {})
-        for title, theirs in scores.items():
-            both = sorted(ours.keys() & theirs.keys())
-            if not both:
-                continue
-            mine, other = [ours[seed] for seed in both], [theirs[seed] for seed in both]
-            lead = Estimate.of([one - another for one, another in zip(mine, other, strict=True)])
-            assert lead is not None
-            chance = float(ttest_rel(mine, other).pvalue) if len(both) > 1 else math.nan
-            leads[case.name, title] = lead, chance
-    adjusted = holm({key: chance for key, (_, chance) in leads.items() if not math.isnan(chance)})
-    champions = {case.name: _short(case.champion) for case, _ in cases}
-    return {
-        key: Verdict(champions[key[0]], lead, chance, adjusted.get(key, math.nan))
-        for key, (lead, chance) in leads.items()
-    }
+def _forms(cases: Sequence[Case]) -> list[Table]:
+    """What entrants' settings come to."""
+    forms = {entrant.title: entrant.form for case in cases for entrant in case.entrants if entrant.form}
+    rows = list(forms.items())
+    return [Table("In which form methods take part", ("method", "form"), rows, words=True)] if rows else []
 
 
-def _short(title: str) -> str:
-    return title.partition(",")[0]
+def _draw(
+    panels: Mapping[str, Mapping[str, Sequence[RunRecord]]], shown: Sequence[str]
+) -> tuple[Figure, str] | None:
+    """The chart and its caption: all lines, or where there are two clocks those that matter."""
+    if not panels:
+        return None
+    caption = "Test accuracy against virtual time, the band from the lowest to the highest seed."
+    if not any(clock_of(runs) == EVENTS for found in panels.values() for runs in found.values()):
+        return draw_panels(panels), caption
+    return draw_clocks(panels, shown), (
+        f"{caption} Solid: rounds; dashed: the clock of events. Of rounds, only FedPMT, FedAvg and the {BEST_SHOWN} "
+        "other methods within the budget with the best mean over the panels are shown; the tables have all."
+    )
 
 
 def how(grid: Sequence[Trial]) -> str:
@@ -311,10 +350,29 @@ def how(grid: Sequence[Trial]) -> str:
     return (
         f"On each split, each method chooses among {len(grid)} settings by validation data that no device holds: "
         f"{tried}, and a server that takes {', '.join(steps[:-1])} or {steps[-1]}. The setting that is best over "
-        "the last third of the trials runs with all seeds, on the test set. The budget is the leaderboard's: on each "
-        "device no more `exact` operations than FedPMT's depth takes there; *over* is the share of local rounds above "
-        "it.\n\n"
+        "the last third of the trials runs with all seeds, on the test set. A method whose server takes no such step "
+        "chooses among rates alone, and one that trains with the validation data takes the task's rate; *choices* says "
+        "how many there were. The budget is the leaderboard's: on each device no more `exact` operations than FedPMT's "
+        "depth takes there; *over* is the share of local rounds above it. Energy is that of all devices in a run, at "
+        f"{WATTS.computing:g} W while a device trains, {WATTS.sending:g} W while its link is busy and {WATTS.idle:g} W "
+        "while it waits for a round to end.\n\n"
         f"{READING}"
+    )
+
+
+def everybody() -> str:
+    """What is on a page of all methods, and what is not."""
+    same = [
+        f"{method_class(one).__name__} is {leaderboard.KNOWN[other].title}"
+        for one, other in leaderboard.SAME.items()
+    ]
+    return (
+        "On the clock of events as many devices are at work at any time as a round asks, and the server steps after "
+        f"{BUFFER} replies (FedAsync after each, TimelyFL at intervals). A run ends after as many replies as one of "
+        "rounds has. *In equal time* is the accuracy when FedPMT's run of the same seed ends. Rates are chosen in the "
+        "same way. Nobody waits, so that energy is of training alone.\n\n"
+        "Under this budget some methods have the weights of others, to the bit, and are not run again: "
+        f"{', '.join(same)}. FedRA and FlexLoRA need a model with adapters and are not on this page."
     )
 
 
@@ -324,109 +382,6 @@ READING = (
     "virtual. A run that diverges counts as a guess. *Ahead* and *behind*: a paired t-test over equal seeds gives "
     "p < 0.05 after Holm's correction over all comparisons of this page; else *undecided*."
 )
-
-
-def _row(case: Case, title: str, runs: Sequence[RunRecord]) -> dict[str, Any]:
-    accuracy = Estimate.of([case.reading(run) for run in runs])
-    assert accuracy is not None
-    devices = [device for run in runs for step in run.rounds for device in step.devices]
-    reached = {target: Estimate.of([seconds_to(run, target) for run in runs]) for target in case.targets}
-    return {
-        "title": title,
-        "runs": len(runs),
-        "accuracy": accuracy.mean,
-        "accuracy_text": percent(accuracy),
-        "lr": runs[0].settings["lr"],
-        "server": runs[0].settings.get("server_optimizer", "none"),
-        "over_budget": sum(device.over_budget for device in devices) / max(1, len(devices)),
-        "seconds": sum(run.rounds[-1].virtual_seconds for run in runs) / len(runs),
-        "reached": {
-            str(target): None if one is None or one.reached < one.runs else one.mean
-            for target, one in reached.items()
-        },
-        "reached_text": {str(target): minutes(one) for target, one in reached.items()},
-    }
-
-
-def _table(case: Case, rows: Sequence[Mapping[str, Any]]) -> Table:
-    cells = [
-        [
-            f"**{row['title']}**" if row["title"] == case.champion else row["title"],
-            row["accuracy_text"],
-            *row["reached_text"].values(),
-            show(row["seconds"], time_unit),
-            f"{row['lr']:g}",
-            row["server"],
-            f"{100 * row['over_budget']:.0f} %" if row["over_budget"] else "-",
-        ]
-        for row in rows
-    ]
-    targets = (f"min to {100 * target:.0f} %" for target in case.targets)
-    columns = ("method", "accuracy, %", *targets, "whole run", "rate", "server", "over")
-    return Table(f"{case.title}: what came out", columns, cells)
-
-
-def _verdict_table(case: Case, verdicts: Mapping[str, Verdict]) -> Table:
-    cells = [
-        [rival, f"{percent(one.lead)}", _chance(one.chance), _chance(one.corrected), one.text]
-        for rival, one in sorted(verdicts.items(), key=lambda item: item[1].lead.mean)
-    ]
-    columns = ("rival", f"{_short(case.champion)}'s lead, points", "p", "p, corrected", "verdict")
-    return Table(f"{case.title}: {case.champion} against each rival", columns, cells)
-
-
-def _chance(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}" if value >= 0.001 else "< 0.001"
-
-
-def _text(case: Case, rows: Sequence[Mapping[str, Any]], verdicts: Mapping[str, Verdict]) -> str:
-    """Where the champion stands, from the numbers."""
-    by_title, champion = {row["title"]: row for row in rows}, case.champion
-    counts = seeds_text([row["runs"] for row in rows])
-    lines = [f"## {case.title}", ""]
-    if champion not in by_title:
-        return "\n".join([*lines, f"{counts}; no run of {champion} yet."])
-    ours = by_title[champion]
-    within = [row for row in rows if not row["over_budget"] and row["title"] != champion]
-    said = [f"{counts}, {case.rounds} rounds. {champion} ends at {100 * ours['accuracy']:.1f} %"]
-    if within:
-        best = max(within, key=lambda row: row["accuracy"])
-        said.append(
-            f"the best other method within the budget, {best['title']}, at {100 * best['accuracy']:.1f} %"
-        )
-    behind = [rival for rival, one in verdicts.items() if one.text.endswith("behind")]
-    ahead = [rival for rival, one in verdicts.items() if one.text.endswith("ahead")]
-    said.append(
-        f"significantly better than {len(ahead)} of {len(verdicts)} rivals"
-        + (f", worse than {', '.join(behind)}" if behind else ", worse than none")
-    )
-    lines += ["; ".join(said) + ".", ""]
-    for target in case.targets:
-        lines.append(_first(target, rows, ours))
-    return "\n".join(lines)
-
-
-def _first(target: float, rows: Sequence[Mapping[str, Any]], ours: Mapping[str, Any]) -> str:
-    """Who is first at an accuracy, and how much sooner the champion is than FedAvg."""
-    champion = ours["title"]
-    there = {
-        row["title"]: row["reached"][str(target)] for row in rows if row["reached"][str(target)] is not None
-    }
-    goal = f"- {100 * target:.0f} %: "
-    if not there:
-        return f"{goal}nobody gets there in every seed."
-    first = min(there, key=lambda title: there[title])
-    if ours["title"] not in there:
-        return f"{goal}{first} is first; {champion} does not get there in every seed."
-    mine = there[ours["title"]]
-    others = sorted((seconds, title) for title, seconds in there.items() if title != champion)
-    told = f"{goal}{champion} after {mine / 60:.1f} min"
-    told += ", first" if first == champion else f", behind {first} ({there[first] / 60:.1f} min)"
-    if first == champion and others:
-        told += f"; then {others[0][1]} ({others[0][0] / 60:.1f} min)"
-    if "FedAvg" in there:
-        told += f"; {there['FedAvg'] / mine:.1f} times sooner than FedAvg"
-    return f"{told}."
 
 
 NAMES = {IID: "iid", TWO_CLASSES: "two-classes"}
@@ -466,11 +421,22 @@ TABLE_II = replace(
 """As in Table II, with `exact` prices; FedAvg waits for everybody, or loses those who are late."""
 
 EMBEDDED = Tuned(
-    "tuned-embedded", "Every method at its best rates: embedded images", EMBEDDED_CASES, how(GRID)
+    "tuned-embedded",
+    "Every method at its best rates: embedded images",
+    tuple(replace(case, entrants=ALL) for case in EMBEDDED_CASES),
+    f"{how(GRID)}\n\n{everybody()}",
+    at_usual_rate=True,
 )
 CIFAR10 = Tuned(
     "tuned-cifar10", "Every method at its best rates: CIFAR-10", (*CIFAR10_CASES, TABLE_II), how(AT_THE_RATE)
 )
+CIFAR10_ALL = Tuned(
+    "tuned-cifar10-all",
+    "Every method at its best rates, on both clocks: CIFAR-10",
+    tuple(replace(case, entrants=ALL) for case in CIFAR10_CASES),
+    f"{how(AT_THE_RATE)}\n\n{everybody()}",
+)
+"""The trials and runs of `tuned-cifar10` are among its own."""
 
 FEW = tuple(one for one in WEIGHTS if one.title in (OURS, PAPER, "FedAvg", "HeteroFL"))
 ELSEWHERE = Tuned(
@@ -549,4 +515,66 @@ ABLATION = Tuned(
         replace(case, name=f"cifar10-{case.name}", entrants=FORMS, fixed=MOMENTUM) for case in CIFAR10_CASES
     ),
     ABLATION_HOW,
+)
+
+WIDTHS = {"1": "1", "0.25": "0.5", "0.0625": "0.25", "0.015625": "0.125"}
+"""The sizes of sub-models in FIARSE's paper, as a share of the weights, and the widths that have these sizes."""
+
+
+def mean_over_sizes(run: RunRecord) -> float:
+    """The mean accuracy of the sub-models of four sizes, as FIARSE's paper has it; a guess where a run diverged."""
+    if run.diverged:
+        return guess(run)
+    scores = None if run.result is None else run.result.score_by_width
+    if scores is None:
+        return final(run)
+    found = [scores.get(size, scores.get(width)) for size, width in WIDTHS.items()]
+    known = [score for score in found if score is not None]
+    return sum(known) / len(known)
+
+
+DEPTH = (
+    Entrant("DepthFL", "depthfl"),
+    Entrant("DepthFL, heads alone", "inclusivefl"),
+    Entrant("HeteroFL", "heterofl"),
+)
+SIZES = tuple(Entrant(title, title.lower()) for title in ("FIARSE", "HeteroFL", "FedRolex"))
+SIZE_LEVELS = "0.7,0.8,0.9,1"  # who may upload how much; time is not compared
+ORDERINGS_ABOUT = (
+    "What two papers say of their methods, checked on embedded images (their nets are larger and their runs longer, so "
+    "that only the order is): DepthFL is above HeteroFL (CIFAR-100 with "
+    "ResNet18: 72.7 % with plain averaging, 76.1 % with FedDyn, against 57.6 %), and FIARSE's sub-models of 1/64, "
+    "1/16, 1/4 and all of the weights are on average above those of HeteroFL and FedRolex (CIFAR-10, Dirichlet 0.3: "
+    "73.8 % against 66.1 % and 66.0 %). In FIARSE's case a quarter of the devices each may upload 1/64, 1/16, 1/4 "
+    "and all of the model, and the accuracy is the mean over the four sizes.\n\n"
+)
+
+ORDERINGS = Tuned(
+    "orderings",
+    "Published orderings of DepthFL and FIARSE",
+    (
+        *(
+            replace(
+                case,
+                name=f"depthfl-{case.name}",
+                title=f"DepthFL: {case.title}",
+                entrants=DEPTH,
+                champion="DepthFL",
+                trial_seeds=TRIAL_SEEDS[:1],
+            )
+            for case in EMBEDDED_CASES
+        ),
+        replace(
+            EMBEDDED_CASES[0],
+            name="fiarse",
+            title="FIARSE: embedded images, Dirichlet 0.3, mean over four sizes",
+            partition="dirichlet:0.3",
+            entrants=SIZES,
+            champion="FIARSE",
+            trial_seeds=TRIAL_SEEDS[:1],
+            reading=mean_over_sizes,
+            more={"levels": SIZE_LEVELS, "budget": f"upload={','.join(reversed(WIDTHS))}"},
+        ),
+    ),
+    ORDERINGS_ABOUT + how(GRID),
 )

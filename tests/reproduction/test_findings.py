@@ -6,15 +6,18 @@ import json
 import math
 import sys
 from collections import Counter
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from report_samples import run
 
+import fedpmt
+from fedpmt import api
 from reproduction import accuracy, studies
 from reproduction.__main__ import program
+from reproduction.boards import EQUAL_TIME, compare, rows_of, shown_on_chart, tables_of, text_of
 from reproduction.comparison import (
     FIXED,
     LAYERS,
@@ -31,7 +34,7 @@ from reproduction.comparison import (
     differs,
     observe,
 )
-from reproduction.entrants import KNOWN
+from reproduction.entrants import KNOWN, SAME
 from reproduction.findings import (
     FINDINGS,
     LIKELY,
@@ -46,9 +49,20 @@ from reproduction.findings import (
     reached_bytes,
     reached_seconds,
 )
+from reproduction.natural import Entrant
 from reproduction.paper import IID, TWO_CLASSES, Scope
-from reproduction.readings import Arrival, final, log_ratios, reaching
-from reproduction.tuned import EMBEDDED_CASES, GRID, OURS, WEIGHTS, compare
+from reproduction.readings import WATTS, Arrival, accuracy_at, final, joules, log_ratios, reaching
+from reproduction.tuned import (
+    ALL,
+    BUFFERED,
+    EMBEDDED,
+    EMBEDDED_CASES,
+    GRID,
+    OURS,
+    PLAIN_TRIAL,
+    WEIGHTS,
+    steps_of,
+)
 from reproduction.verdicts import (
     FAILS,
     HOLDS,
@@ -414,3 +428,82 @@ def test_what_did_best_on_validation_data_plays() -> None:
     final = case.run(scope, entrant, GRID[3], 1)
     assert (final.score_on, final.seed, final.plan) == ("test", 1, "traded")
     assert (final.server_optimizer, final.lr) == ("momentum", wanted[7].lr)
+
+
+def test_a_method_without_rounds_has_as_many_replies_and_all_methods_choose_from_what_they_can() -> None:
+    case, scope = EMBEDDED.cases[0], Scope([0])
+    choices = {}
+    for entrant in ALL:
+        choices[entrant.title] = len(case.trials_of(entrant))
+        for one in (case.base(scope, entrant, 0), case.trial(scope, entrant, PLAIN_TRIAL, 100)):
+            replies = one.buffer or one.cohort
+            assert one.rounds * replies == 100 * 10
+            assert one.eval_every * replies in (2 * 10, 8 * 10)  # devices' own nets are tested less often
+            if entrant.title != "FedDF":
+                api.check(one)
+    assert {title for title, count in choices.items() if count == 1} == {"FedDF"}
+    assert {title for title, count in choices.items() if count == 3} == {"COMET", "FedGKT", "PruneFL"}
+    assert set(choices.values()) == {1, 3, 6}
+    gkt = next(one for one in ALL if one.method == "fedgkt")
+    assert case.run(scope, gkt, GRID[-1], 0).options["rate"] == 0.002
+    assert steps_of(case.base(scope, WEIGHTS[0], 0), 7) == 7
+
+
+def test_methods_that_are_others_under_this_budget(tmp_path: Path) -> None:
+    case, hashes = EMBEDDED_CASES[1], {}
+    for name in {*SAME, *SAME.values()}:
+        one = case.run(Scope([0]), Entrant(name, name), GRID[1], 0)
+        few = one.model_copy(update={"rounds": 8, "eval_every": 8, "workers": 1})
+        result = api.start(api.request_of(few), tmp_path / name).result
+        assert result is not None
+        hashes[name] = result.weights_sha256
+    assert {name: hashes[other] for name, other in SAME.items()} == {name: hashes[name] for name in SAME}
+    assert hashes["fedpmt"] != hashes["fedavg"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"deadline": 14, "failure": 0.3}, {"clock": "events", "deadline": 14}, {}]
+)
+def test_energy_from_a_record_is_that_of_the_simulator(settings: dict[str, Any]) -> None:
+    watts = {f"watts_{key}": value for key, value in vars(WATTS).items()}
+    fleet = [fedpmt.Device(speed=speed, uplink_mbps=8, count=3, **watts) for speed in (0.25, 0.5, 1)]
+    ended = fedpmt.run(
+        "fedavg", fleet=fleet, data="synthetic", cohort=6, samples=20, rounds=4, eval_every=4, **settings
+    )
+    assert ended.result is not None
+    assert ended.result.joules == pytest.approx(joules(ended))
+    assert joules(ended, 2) == pytest.approx(sum(step.joules or 0.0 for step in ended.rounds[:2]))
+
+
+def test_the_page_says_where_a_method_without_rounds_is_ahead() -> None:
+    """The champion's rounds end after 20 s. The rival is far ahead then, and behind at its own end."""
+
+    def rise(*scores: float) -> list[RunRecord]:
+        return [run([one + seed / 1000 for one in scores], seed=seed, clock="events") for seed in range(4)]
+
+    case = replace(
+        EMBEDDED_CASES[0], entrants=(WEIGHTS[0], Entrant("rival", "fedbuff", BUFFERED)), targets=(0.6, 0.7)
+    )
+    runs = {OURS: ended(0.70, 0.71, 0.72, 0.70), "rival": rise(0.65, 0.8, 0.4, 0.4)}
+    assert accuracy_at(runs["rival"][0], 9.9) == 0
+    assert accuracy_at(runs["rival"][0], 25) == 0.8
+    verdicts = {rival: one for (_, rival), one in compare([(case, runs)]).items()}
+    assert {rival: one.text for rival, one in verdicts.items()} == {
+        "rival": "FedPMT ahead",
+        f"rival{EQUAL_TIME}": "FedPMT behind",
+    }
+    rows = rows_of(case, runs, {})
+    text = text_of(case, rows, verdicts)
+    assert "- Significantly more accurate after as many replies: none.\n" in text
+    assert "- Significantly more accurate in equal time: rival (80.2 %).\n" in text
+    assert "- Sooner at 60 %: rival (0.2 min).\n" in text
+    # In each round two devices draw 3 W for 5 s of training and 0.4 W for 5 s of waiting.
+    assert {row["title"]: row["joules"] for row in rows} == {
+        OURS: 2 * 2 * 17.0,
+        "rival": pytest.approx(4 * 2 * 17.0),
+    }
+    assert tables_of(case, rows, verdicts)[0].title.endswith(": what came out")
+    over = [{**row, "over_budget": 0.5 if row["title"] == "rival" else 0.0} for row in rows]
+    titles = [table.title.partition(": ")[2] for table in tables_of(case, over, verdicts)]
+    assert titles[:2] == ["within the budget", "over the budget"]
+    assert shown_on_chart([rows], OURS) == [OURS, "rival"]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from fedpmt import api
 from fedpmt.data.partition import partition as split
 from fedpmt.data.public import hold_out
-from fedpmt.methods.registry import METHODS, create
+from fedpmt.methods.registry import METHODS, create, general_methods
 from fedpmt.parts.part import add_at
 from fedpmt.report.theme import SIGNS
 from fedpmt.simulation.assemble import assemble
@@ -28,7 +28,7 @@ from fedpmt.types import SettingError
 from reproduction import entrants
 from reproduction.__main__ import program
 from reproduction.comparison import EXTRA, PRINTED
-from reproduction.entrants import CASES, ENTRANTS, KNOWN, STRONGEST, Contest, entrants_of
+from reproduction.entrants import CASES, ENTRANTS, KNOWN, LATER, SAME, STRONGEST, Contest, entrants_of
 from reproduction.frontier import best_table, drawn, frontier, spread, track, tracks_of
 from reproduction.guide import NOT_YET, QUESTIONS, SPOT, documents_of, filled
 from reproduction.leaderboard import RIVALS, _text, command_of, leaderboard, needs
@@ -56,7 +56,11 @@ if TYPE_CHECKING:
 def test_every_method_takes_part_once_in_its_strongest_form() -> None:
     strongest = [entrant.method for entrant in ENTRANTS if not entrant.variant]
     assert sorted(strongest) == sorted((*PRINTED, *EXTRA))
-    assert len(KNOWN) == len(ENTRANTS)
+    # On the tuned pages there is every method that needs no adapters; some are others under this budget.
+    tuned = {entrant.method for entrant in (*STRONGEST, *LATER)}
+    assert tuned | set(SAME) == set(general_methods())
+    assert not tuned & set(SAME)
+    assert len(KNOWN) == len(ENTRANTS) + len(LATER)
     dropped = Contest([0]).settings(KNOWN["feddrop"], IID, 0)
     assert dropped.options == {"scope": "all", "scaling": True, "match": "within"}
 
@@ -128,9 +132,7 @@ LEARNED = "fedmp:bandit"
 
 
 @pytest.mark.parametrize("task", ["cnn-mnist", "cnn-cifar10"])
-@pytest.mark.parametrize(
-    "name", [name for name, one in KNOWN.items() if not one.personal and name != LEARNED]
-)
+@pytest.mark.parametrize("name", [one.name for one in ENTRANTS if not one.personal and one.name != LEARNED])
 def test_nothing_is_evaluated_that_nobody_trains(name: str, task: str, tmp_path: Path) -> None:
     """Under the contest's budget every entry of the evaluated net is in a part of some level, or is left out."""
     contest = Contest([0], "embedded" if task == "cnn-mnist" else "cifar10")
@@ -217,7 +219,7 @@ def test_what_a_device_keeps_is_declared(name: str) -> None:
 
 
 def test_what_is_disclosed() -> None:
-    told = {name for name, entrant in KNOWN.items() if needs(entrant)["discloses"]}
+    told = {entrant.name for entrant in ENTRANTS if needs(entrant)["discloses"]}
     assert told == {
         "comet",
         "comet:alone",

@@ -19,6 +19,7 @@ import warnings
 from collections import deque
 from io import FileIO
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +39,12 @@ MESSAGE = struct.Struct("<4q")
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 KEEP = ((-1, 2**30), (-3, 2**25))
 """Of mallopt(3): the most free memory to keep, and the largest tensors to take from it (glibc allows no more)."""
+
+HUGE_PAGES = 14  # MADV_HUGEPAGE of madvise(2)
+RESERVED, CHUNK = (
+    2**28,
+    2**24,
+)  # bytes of the heap that may lie in huge pages; those never touched take no memory
 
 Answer = tuple["Reply", Any, "PathsTaken"]
 
@@ -165,9 +172,8 @@ class Workers:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         libc = ctypes.CDLL(None)
         libc.prctl(DIE_WITH_PARENT, signal.SIGKILL)
-        # Each step needs the memory of the last one: to give it back in between costs a tenth of a ResNet's step.
-        for option, value in KEEP if hasattr(libc, "mallopt") else ():
-            libc.mallopt(option, value)
+        if hasattr(libc, "mallopt"):
+            _hold_memory(libc)
         self._sending.close()
         self._receiving.close()
         torch.set_num_threads(1)
@@ -184,6 +190,22 @@ class Workers:
             return outbox.pack(self._compute(unit), (unit.part,))
         except BaseException as error:
             return outbox.pack(_portable(error))
+
+
+def _hold_memory(libc: ctypes.CDLL) -> None:
+    """Keep the memory of one step for the next, which saves a tenth of a ResNet's step, and let it lie in huge pages.
+
+    The latter saves another twentieth. Where the kernel has none to give, nothing changes.
+    """
+    for option, value in KEEP:
+        libc.mallopt(option, value)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    for piece in [libc.malloc(CHUNK) for _ in range(RESERVED // CHUNK)]:
+        libc.free(piece)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if line.endswith("[heap]"):
+            first, last = (int(end, 16) for end in line.split()[0].split("-"))
+            libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), HUGE_PAGES)
 
 
 def _read(end: int) -> FileIO:
