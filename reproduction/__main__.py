@@ -76,7 +76,7 @@ PUBLISHED = {
 }
 """What makes every page of docs/results, in the order in which `all` makes them."""
 
-HOURS = "about 50 hours of one core, so a day on two"
+HOURS = "about 60 hours of one core, more than a day on two"
 
 app = typer.Typer(
     help="Make the paper's tables and figures again, with its own values next to ours, and compare all methods. "

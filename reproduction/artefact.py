@@ -198,6 +198,7 @@ accuracies of [accuracy](accuracy.md) at random and computes them from the raw r
 
 ```python
 import json, pathlib, random, statistics, tarfile
+
 with tarfile.open("docs/results/records/accuracy.tar.xz") as tar:
     runs = [json.load(tar.extractfile(member)) for member in tar if member.name.endswith(".json")]
 published = json.loads(pathlib.Path("docs/results/accuracy.json").read_text())

@@ -156,8 +156,14 @@ def test_verdicts_are_collected_from_what_was_published(tmp_path: Path) -> None:
         write_verdicts(tmp_path)
 
 
-def test_the_summary_has_ten_lines_and_names_claims_that_exist() -> None:
+def test_the_page_of_verdicts_is_up_to_date_and_begins_with_ten_lines(tmp_path: Path) -> None:
+    """Where it is not, drawing any page of the paper again writes it."""
     text = (RESULTS / "README.md").read_text()
+    for path in [*RESULTS.glob("*.md"), *RESULTS.glob("*.json")]:
+        (tmp_path / path.name).write_text(path.read_text())
+    page = write_verdicts(tmp_path)
+    assert page is not None
+    assert page.read_text() == text
     summary = text.partition("## Claims")[0]
     assert len(re.findall(r"^- ", summary, re.MULTILINE)) == 10
     assert "{" not in summary
@@ -173,7 +179,7 @@ def test_ten_numbers_recompute_from_raw_records(
 ) -> None:
     """The script of the page, as it stands there."""
     script = re.findall(r"```python\n(.*?)```", (RESULTS / "README.md").read_text(), re.DOTALL)[0]
-    assert len(script.splitlines()) <= 10
+    assert len(script.split("\n\n", 1)[1].splitlines()) < 10  # and the import
     monkeypatch.chdir(RESULTS.parents[1])
     exec(compile(script, "README.md", "exec"), {})
     assert capsys.readouterr().out.count("published") == 10
