@@ -54,22 +54,32 @@ def test_it_can_be_switched_off(anew: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert not kernels.available()
 
 
-OLD_FIELD = ("    float rate, kept, momentum, decay;\n", "    float kept, rate, momentum, decay;\n")
-OLD_VERSION = (f"#define VERSION {library.VERSION}\n", "#define VERSION 0\n")
-NO_INTERFACE = ("int32_t fedpmt_interface(", "int32_t fedpmt_other(")
-LONGER = ("    const uint8_t *absent; ", "    int64_t more; const uint8_t *absent; ")
+OLD_FIELD = (
+    "native.c",
+    "    float rate, kept, momentum, decay;\n",
+    "    float kept, rate, momentum, decay;\n",
+)
+OLD_VERSION = ("native.c", f"#define VERSION {library.VERSION}\n", "#define VERSION 0\n")
+NO_INTERFACE = ("native.c", "int32_t fedpmt_interface(", "int32_t fedpmt_other(")
+LONGER = ("native.c", "    const uint8_t *absent; ", "    int64_t more; const uint8_t *absent; ")
+WIDER = ("operations.c", "    float scale, kept; ", "    float kept, scale; ")
 
 
 @needs_compiler
-@pytest.mark.parametrize("change", [OLD_FIELD, OLD_VERSION, NO_INTERFACE, LONGER])
+@pytest.mark.parametrize("change", [OLD_FIELD, OLD_VERSION, NO_INTERFACE, LONGER, WIDER])
 def test_a_library_of_another_interface_is_not_used(
-    change: tuple[str, str], anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    change: tuple[str, str, str],
+    anew: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its structures would be read at other places than they are written: one line, and no compiled code."""
     package = Path(library.__file__).parent
-    source = (package / "native.c").read_text()
-    assert change[0] in source
-    (anew / "native.c").write_text(source.replace(*change))
+    changed, old, new = change
+    for name in library.SOURCES:
+        source = (package / name).read_text()
+        assert old in source or name != changed
+        (anew / name).write_text(source.replace(old, new) if name == changed else source)
     monkeypatch.setattr("importlib.resources.files", lambda _: anew)
     # Speed does not matter here, and the test is quick without it.
     monkeypatch.setattr(library, "FLAGS", ("-O0", "-march=native", "-fPIC", "-shared"))

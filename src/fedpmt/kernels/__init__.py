@@ -3,6 +3,7 @@
     train           a device's whole local round
     forward         a model's outputs, for evaluation
     differentiable  a model's forward pass as one node of autograd's graph
+    faster          a context in which some of PyTorch's functions are compiled ones
     fold, add_at    the server's sums of replies
     available       whether there is compiled code on this machine
     knows           whether it can run and train a model
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from fedpmt.kernels.calls import knows as knows
     from fedpmt.kernels.calls import train as train
     from fedpmt.kernels.graph import differentiable as differentiable
+    from fedpmt.kernels.operations import faster as faster
 
 _HOMES = {
     "add_at": "calls",
     "available": "calls",
     "differentiable": "graph",
+    "faster": "operations",
     "fold": "calls",
     "forward": "calls",
     "knows": "calls",
@@ -47,6 +50,7 @@ __all__ = [
     "add_at",
     "available",
     "differentiable",
+    "faster",
     "fold",
     "forward",
     "knows",

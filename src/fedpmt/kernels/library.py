@@ -1,4 +1,4 @@
-"""Build, load and check `native.c`: on first use where there is a C compiler, else there is no compiled code."""
+"""Build, load and check the C files: on first use where there is a C compiler, else there is no compiled code."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ import tempfile
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_cache_dir
 
-VERSION = 3  # as in native.c
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SOURCES = ("native.c", "operations.c")
+VERSION = 4  # as in both
 LANES = 8  # likewise
 
 FLAGS = (
@@ -77,8 +81,34 @@ class Plan(ctypes.Structure):
     ]
 
 
-STRUCTURES = (Layer, Values, Net, Plan)
-"""In the order in which native.c describes them."""
+class Heads(ctypes.Structure):
+    """`Heads` in operations.c."""
+
+    _fields_ = [*_fields(ctypes.c_void_p, "data"), *_fields(ctypes.c_int64, "sample", "head", "token")]
+
+
+class Bias(ctypes.Structure):
+    """`Bias` in operations.c."""
+
+    _fields_ = [*_fields(ctypes.c_void_p, "data"), *_fields(ctypes.c_int64, "sample", "head", "query", "key")]
+
+
+class Attention(ctypes.Structure):
+    """`Attention` in operations.c."""
+
+    _fields_ = [
+        *_fields(ctypes.c_int64, "samples", "heads", "queries", "keys", "features", "values"),
+        *_fields(ctypes.c_float, "scale", "kept"),
+        *_fields(ctypes.c_int64, "dropped"),
+        *_fields(ctypes.c_uint64, "seed"),
+    ]
+
+
+STRUCTURES = {
+    "fedpmt_interface": (Layer, Values, Net, Plan),
+    "fedpmt_operations_interface": (Heads, Bias, Attention),
+}
+"""By the function of a C file that describes them, in its order."""
 
 
 @cache
@@ -94,17 +124,18 @@ def library() -> ctypes.CDLL | None:
     )
     if os.environ.get(SWITCH) == "0" or os.name != "posix" or compiler is None:
         return None
-    source = resources.files("fedpmt.kernels").joinpath("native.c").read_bytes()
-    identity = (source, compiler.encode(), " ".join(FLAGS).encode(), _processor())
+    package = resources.files("fedpmt.kernels")
+    sources = {name: package.joinpath(name).read_bytes() for name in SOURCES}
+    identity = (*sources.values(), compiler.encode(), " ".join(FLAGS).encode(), _processor())
     name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:20]
     built = Path(user_cache_dir("fedpmt")) / "native" / f"{name}.so"
     try:
         if not built.exists():
-            _build(compiler, source, built)
+            _build(compiler, sources, built)
         loaded = ctypes.CDLL(str(built))
     except (OSError, subprocess.SubprocessError):
         return None
-    if _interface(loaded) != expected_interface():
+    if any(_interface(loaded, name) != expected_interface(name) for name in STRUCTURES):
         # Called with structures of another layout it would write anywhere.
         _log.warning("fedpmt: %s does not match this version of fedpmt and is not used", built)
         return None
@@ -112,6 +143,9 @@ def library() -> ctypes.CDLL | None:
     loaded.fedpmt_forward.restype = ctypes.c_int32
     loaded.fedpmt_prepare.restype = ctypes.c_void_p
     loaded.fedpmt_release.restype = loaded.fedpmt_outputs.restype = loaded.fedpmt_gradients.restype = None
+    loaded.fedpmt_attention_room.restype = ctypes.c_int64
+    loaded.fedpmt_gelu.restype = loaded.fedpmt_dropout.restype = None
+    loaded.fedpmt_attention.restype = loaded.fedpmt_attention_backward.restype = None
     loaded.fedpmt_fold.restype = loaded.fedpmt_add_at.restype = loaded.fedpmt_turn.restype = None
     return loaded
 
@@ -125,31 +159,32 @@ def compiled() -> ctypes.CDLL:
     return loaded
 
 
-def expected_interface() -> list[int]:
-    """What `fedpmt_interface` of the right library says: version, lanes, sizes and offsets."""
+def expected_interface(name: str) -> list[int]:
+    """What this function of the right library says: version, lanes, sizes and offsets."""
     numbers = [VERSION, LANES]
-    for structure in STRUCTURES:
+    for structure in STRUCTURES[name]:
         offsets = [getattr(structure, name).offset for name, *_ in structure._fields_]
         numbers += [ctypes.sizeof(structure), *offsets]
     return numbers
 
 
-def _interface(loaded: ctypes.CDLL) -> list[int]:
-    room = len(expected_interface())
+def _interface(loaded: ctypes.CDLL, name: str) -> list[int]:
+    room = len(expected_interface(name))
     numbers = (ctypes.c_int64 * room)()
     try:
-        count = loaded.fedpmt_interface(numbers, ctypes.c_int32(room))
+        count = loaded[name](numbers, ctypes.c_int32(room))
     except AttributeError:  # from before there was one
         return []
     return list(numbers) if count == room else []
 
 
-def _build(compiler: str, source: bytes, target: Path) -> None:
+def _build(compiler: str, sources: Mapping[str, bytes], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        code, made = Path(folder) / "native.c", Path(folder) / "native.so"
-        code.write_bytes(source)
-        command = [compiler, *FLAGS, "-o", str(made), str(code), "-lm"]
+        made, paths = Path(folder) / "native.so", [Path(folder) / name for name in sources]
+        for path, source in zip(paths, sources.values(), strict=True):
+            path.write_bytes(source)
+        command = [compiler, *FLAGS, "-o", str(made), *map(str, paths), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         made.replace(target)
 

@@ -19,7 +19,7 @@
 #define LANES 8
 #define SLACK LANES
 /* Changes with the meaning of an argument or a field, which sizes and offsets alone don't show. */
-#define VERSION 3
+#define VERSION 4
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
+from fedpmt import kernels
 from fedpmt.simulation.workers import Workers
 from fedpmt.training.kept import KeptOutputs
 from fedpmt.training.local import Job, LocalSettings, LocalWork, Rng, Site
@@ -21,6 +22,7 @@ from fedpmt.training.loop import compiled_round, conclude, local_round, why_not_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import numpy as np
 
@@ -119,7 +121,7 @@ class Plain:
                 self.paths.checked = True
                 self.paths.left_to_autograd = why_not_compiled(work, job)
             seeded = _seeded(unit.rng("forward"), job.model.device, self.seeding) if self.stochastic else None
-            with seeded or contextlib.nullcontext():
+            with seeded or contextlib.nullcontext(), _quick(job, fast=self.fast):
                 found = local_round(work, job)
         return conclude(work, *found)
 
@@ -247,6 +249,11 @@ class Parallel:
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def _quick(job: Job[Any], *, fast: bool) -> AbstractContextManager[object]:
+    """Where compiled code may be used, it also takes single operations of autograd's."""
+    return kernels.faster() if fast and job.model.device.type == "cpu" else contextlib.nullcontext()
 
 
 def _answer(one: Plain, work: LocalWork[Any], unit: Unit) -> tuple[Reply, Any, PathsTaken]:
