@@ -109,7 +109,7 @@ def test_adapters_are_trained_and_sent_by_depth_and_the_base_comes_once(name: st
         workers=1,
     )
     losses = [step.loss for step in run.rounds if step.loss is not None]
-    assert losses[-1] < 0.9 * losses[0]
+    assert losses[-1] < 0.95 * losses[0]
 
     # Only what requires a gradient has changed, and the file loads strictly into a fresh wrapper.
     after = load_file(tmp_path / "run" / "model.safetensors")
