@@ -4,6 +4,7 @@
     forward         a model's outputs, for evaluation
     differentiable  a model's forward pass as one node of autograd's graph
     fold, add_at    the server's sums of replies
+    step            the weights after a server step of one reply
     available       whether there is compiled code on this machine
     knows           whether it can run and train a model
     StepRule        what a step of local training does
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fedpmt.kernels.calls import fold as fold
     from fedpmt.kernels.calls import forward as forward
     from fedpmt.kernels.calls import knows as knows
+    from fedpmt.kernels.calls import step as step
     from fedpmt.kernels.calls import train as train
     from fedpmt.kernels.graph import differentiable as differentiable
 
@@ -39,6 +41,7 @@ _HOMES = {
     "fold": "calls",
     "forward": "calls",
     "knows": "calls",
+    "step": "calls",
     "train": "calls",
 }
 
@@ -50,6 +53,7 @@ __all__ = [
     "fold",
     "forward",
     "knows",
+    "step",
     "train",
 ]
 

@@ -113,6 +113,7 @@ def library() -> ctypes.CDLL | None:
     loaded.fedpmt_prepare.restype = ctypes.c_void_p
     loaded.fedpmt_release.restype = loaded.fedpmt_outputs.restype = loaded.fedpmt_gradients.restype = None
     loaded.fedpmt_fold.restype = loaded.fedpmt_add_at.restype = loaded.fedpmt_turn.restype = None
+    loaded.fedpmt_step.restype = None
     return loaded
 
 
