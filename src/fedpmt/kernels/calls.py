@@ -185,6 +185,8 @@ def _widths(
     able = (
         any(trained)
         and all(trained[trained.index(True) :])
+        # Compiled code moves all tensors of a layer.
+        and all(name in part.trained for shape in known[-1][trained.index(True) :] for name in shape.names)
         and (all(trained) or not inner)  # the frozen layers of each width are others
         and ends == {(first.inputs, last.own_outputs)}
         and not any(isinstance(selection, Mask) for selection in part.sent.values())
