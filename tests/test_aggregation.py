@@ -23,6 +23,8 @@ from fedpmt.training.messages import UPDATE, Chance, Reply
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fedpmt.aggregation import Rule
+
 FLOATS = st.floats(-4, 4, width=32)
 LAYERS = {"l1": (3,), "l2": (2, 2), "l3": (4,)}
 
@@ -182,6 +184,20 @@ def test_large_tensors_are_folded_in_blocks_to_the_same_bits() -> None:
         blocked.add(part({"w": WHOLE}), {"w": update}, count)
         whole.add(part({"w": WHOLE}), {"w": update.t().contiguous().t()}, count)
     assert torch.equal(blocked.result()["w"], whole.result()["w"])
+
+
+@pytest.mark.parametrize("rule", ["overlap", "fill", "zero"])
+def test_one_reply_alone_is_folded_to_the_same_bits(rule: Rule) -> None:
+    """Compiled code takes such a step in one pass; an update that is not contiguous takes the other way."""
+    weights = {"a": torch.randn(30, 40), "b": torch.randn(40, 30)}
+    once, apart = CoverageMean(weights, rule), CoverageMean(weights, rule)
+    for name, weight, discount in (("a", 3, 0.7), ("b", 10, 1.0)):
+        update = torch.randn(weights[name].shape)
+        once.add(part({name: WHOLE}), {name: update}, weight, discount=discount)
+        apart.add(part({name: WHOLE}), {name: update.t().contiguous().t()}, weight, discount=discount)
+    ours, theirs = once.result(), apart.result()
+    assert all(torch.equal(ours[name], theirs[name]) for name in weights)
+    assert not torch.equal(ours["a"], weights["a"])
 
 
 def test_changes_say_which_entries_were_trained() -> None:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fedpmt.methods.family import SALF as SALF
     from fedpmt.methods.family import CoCoFL as CoCoFL
     from fedpmt.methods.family import EmbracingFL as EmbracingFL
-    from fedpmt.methods.family import FedEL as FedEL
     from fedpmt.methods.family import FedOLF as FedOLF
     from fedpmt.methods.family import FedPart as FedPart
     from fedpmt.methods.fedasync import FedAsync as FedAsync
@@ -35,13 +34,13 @@ if TYPE_CHECKING:
     from fedpmt.methods.fedbuff import FedBuff as FedBuff
     from fedpmt.methods.feddf import FedDF as FedDF
     from fedpmt.methods.feddrop import FedDrop as FedDrop
+    from fedpmt.methods.fedel import FedEL as FedEL
     from fedpmt.methods.fedepth import FeDepth as FeDepth
     from fedpmt.methods.fedgen import FedGen as FedGen
     from fedpmt.methods.fedgkt import FedGKT as FedGKT
     from fedpmt.methods.fedmp import FedMP as FedMP
     from fedpmt.methods.fedpmt import FedPMT as FedPMT
     from fedpmt.methods.fedprox import FedProx as FedProx
-    from fedpmt.methods.fedprox import Proximal as Proximal
     from fedpmt.methods.fedra import FedRA as FedRA
     from fedpmt.methods.fedrolex import FedRolex as FedRolex
     from fedpmt.methods.fiarse import FIARSE as FIARSE
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from fedpmt.methods.flexlora import FlexLoRA as FlexLoRA
     from fedpmt.methods.heterofl import HeteroFL as HeteroFL
     from fedpmt.methods.ist import IST as IST
+    from fedpmt.methods.proximal import Proximal as Proximal
     from fedpmt.methods.prunefl import PruneFL as PruneFL
     from fedpmt.methods.scaffold import Scaffold as Scaffold
     from fedpmt.methods.slimfl import SlimFL as SlimFL
@@ -85,7 +85,7 @@ _HOMES = {
     "fedpmt.methods.averaging": ("Composed", "PartAveraging"),
     "fedpmt.methods.base": ("Method", "Traits"),
     "fedpmt.methods.comet": ("Comet",),
-    "fedpmt.methods.family": ("CoCoFL", "EmbracingFL", "FedEL", "FedOLF", "FedPart", "SALF"),
+    "fedpmt.methods.family": ("CoCoFL", "EmbracingFL", "FedOLF", "FedPart", "SALF"),
     "fedpmt.methods.fedasync": ("FedAsync",),
     "fedpmt.methods.fedavg": ("FedAvg",),
     "fedpmt.methods.fedbuff": ("FedBuff",),
@@ -95,16 +95,18 @@ _HOMES = {
     "fedpmt.methods.fedgkt": ("FedGKT",),
     "fedpmt.methods.fedmp": ("FedMP",),
     "fedpmt.methods.fedpmt": ("FedPMT",),
-    "fedpmt.methods.fedprox": ("FedProx", "Proximal"),
+    "fedpmt.methods.fedprox": ("FedProx",),
     "fedpmt.methods.fedra": ("FedRA",),
     "fedpmt.methods.fedrolex": ("FedRolex",),
     "fedpmt.methods.fjord": ("FjORD",),
     "fedpmt.methods.fiarse": ("FIARSE",),
     "fedpmt.methods.depthfl": ("DepthFL", "InclusiveFL"),
+    "fedpmt.methods.fedel": ("FedEL",),
     "fedpmt.methods.fedepth": ("FeDepth",),
     "fedpmt.methods.flexlora": ("FlexLoRA",),
     "fedpmt.methods.heterofl": ("HeteroFL",),
     "fedpmt.methods.ist": ("IST",),
+    "fedpmt.methods.proximal": ("Proximal",),
     "fedpmt.methods.prunefl": ("PruneFL",),
     "fedpmt.methods.scaffold": ("Scaffold",),
     "fedpmt.methods.slimfl": ("SlimFL",),

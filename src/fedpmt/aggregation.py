@@ -145,7 +145,7 @@ class CoverageMean:
             if isinstance(trained, torch.Tensor):
                 # Where the cover is zero so is the sum: dividing by one leaves it zero.
                 difference.div_(trained.masked_fill(trained == 0, 1) / unit)
-            else:
+            elif trained != unit:
                 difference.div_(trained / unit)
             found[name] = difference, covered
         return found
@@ -153,9 +153,28 @@ class CoverageMean:
     def result(self) -> dict[str, Tensor]:
         """The new weights w + Δ, once; tensors that nobody trained are the old ones, not copies."""
         new = dict(self.weights)
+        if self._waiting and self._rule != "zero":
+            new.update(self._step_at_once())
         for name, (change, _) in self.changes().items():
             new[name] = change.add_(self.weights[name]).to(self.weights[name].dtype)
         return new
+
+    def _step_at_once(self) -> dict[str, Tensor]:
+        """The new weights of tensors that only one reply has, whole: they need no sum in memory."""
+        names, tensors, shares, divisors = list[str](), list["Tensor"](), list[float](), list[float]()
+        for name, waiting in self._waiting.items():
+            trained = self._covers[name] if self._rule == "overlap" else self._total
+            if len(waiting) > 1 or name in self._sums or isinstance(trained, torch.Tensor):
+                continue
+            steps, weights = self._steps.get(name, (1.0, 1.0))
+            names.append(name)
+            tensors.append(waiting[0][0])
+            shares.append(waiting[0][1])
+            divisors.append(trained / (self._unit * (steps / weights)))
+        moved = kernels.step([self.weights[name] for name in names], tensors, shares, divisors)
+        for name in names if moved is not None else ():
+            del self._waiting[name], self._covers[name]
+        return dict(zip(names, moved or (), strict=moved is not None))
 
     def _count_steps(self, part: Part, weight: float, stretches: Mapping[str, Stretch]) -> None:
         for name, stretch in stretches.items():

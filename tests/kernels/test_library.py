@@ -111,6 +111,23 @@ def test_replies_are_summed_to_the_bits_of_torch(entries: int, fresh: bool) -> N
 
 
 @needs_compiler
+@pytest.mark.parametrize("divisor", [1.0, 3.0])
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_a_step_of_one_reply_has_the_bits_of_a_sum_a_division_and_another_sum(
+    share: float, divisor: float
+) -> None:
+    draw = torch.Generator().manual_seed(1)
+    weights, replies = ([torch.randn(size, 7, generator=draw) for size in (1, 300)] for _ in range(2))
+    weights[0][0, 0], replies[0][0, 0] = -0.0, -0.0
+    moved = kernels.step(weights, replies, [share] * 2, [divisor] * 2)
+    assert moved is not None
+    for new, old, reply in zip(moved, weights, replies, strict=True):
+        wanted = (torch.zeros_like(old) + reply * share).div_(divisor).add_(old)
+        assert new.numpy().tobytes() == wanted.numpy().tobytes()  # the signs of zeros, too
+    assert kernels.step([one.double() for one in weights], replies, [share] * 2, [divisor] * 2) is None
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     ("shape", "axes"),
     [

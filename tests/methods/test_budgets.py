@@ -21,10 +21,11 @@ from fedpmt.methods.base import Round
 from fedpmt.methods.feddrop import FedDrop
 from fedpmt.methods.fedmp import FedMP
 from fedpmt.methods.fedpmt import FedPMT
-from fedpmt.methods.fedprox import FedProx, Proximal
+from fedpmt.methods.fedprox import FedProx
 from fedpmt.methods.fjord import FjORD
 from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.methods.ist import IST
+from fedpmt.methods.proximal import Proximal
 from fedpmt.methods.prunefl import PruneFL
 from fedpmt.methods.registry import create
 from fedpmt.methods.slimfl import SlimFL

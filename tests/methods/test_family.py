@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import collections
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from benches import local_job
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpmt import api
 from fedpmt.cli.main import program
 from fedpmt.methods.averaging import PartAveraging
-from fedpmt.methods.family import SALF, CoCoFL, EmbracingFL, FedEL, FedOLF, FedPart
+from fedpmt.methods.family import SALF, CoCoFL, EmbracingFL, FedOLF, FedPart
 from fedpmt.methods.fedavg import FedAvg
+from fedpmt.methods.fedel import FedEL, Weighed
 from fedpmt.methods.fedpmt import FedPMT
 from fedpmt.parts.depth import maximal, runs, suffixes, windows
 from fedpmt.parts.part import mask
 from fedpmt.testing import ON_A_BENCH, check_method
+from fedpmt.training.loop import compiled_round
 from support import SMALL, Bench
 
 if TYPE_CHECKING:
@@ -148,6 +152,81 @@ def test_all_that_a_deadline_leaves_may_be_spent_and_no_more(block: Any) -> None
         assert {one.part for one in step.devices} == {"depth 2"}  # nothing else costs half of the model
 
 
+# The important tensors of a window
+
+
+def test_without_a_balance_and_before_the_first_step_it_is_the_window() -> None:
+    plain, chooses = Bench(FedEL()), Bench(FedEL(balance=0.6))
+    assert not isinstance(plain.state, Weighed)
+    assert isinstance(chooses.state, Weighed)
+    assert masks_of(chooses, 4, budget=330.0) == masks_of(plain, 4, budget=330.0)
+
+
+def test_importances_are_squared_changes_by_hand() -> None:
+    """Two devices move the 4 entries of the first bias by 1 and by 3, the mean by 2: I_0 = 4, I_1 = 36, I = 16.
+
+    With β = 0.25, device 0 has 0.25 · 4 + 0.75 · 16 = 13; a device that never replied has 16, and so has a tensor of
+    device 0 that it did not train.
+    """
+    bench = Bench(FedEL(balance=0.25))
+    replies = []
+    for device, moved in ((0, 1.0), (1, 3.0)):
+        reply = bench.reply(device, budget=50.0)  # the first layer alone: 4 · 9 + 4 entries
+        update = {name: torch.zeros_like(change) for name, change in reply.update.items()}
+        update["0.bias"] += moved
+        replies.append(replace(reply, tensors={"update": update}))
+    bench.state = bench.aggregate(replies).state
+    assert bench.state.own[0]["0.bias"] == 4
+    assert bench.state.own[1]["0.bias"] == 36
+    assert bench.state.shared["0.bias"] == pytest.approx(16)
+    assert bench.method.importance(bench.state, 0)["0.bias"] == pytest.approx(13)
+    assert bench.method.importance(bench.state, 1)["0.bias"] == pytest.approx(0.25 * 36 + 0.75 * 16)
+    assert bench.method.importance(bench.state, 7)["0.bias"] == pytest.approx(16)
+    assert bench.method.importance(bench.state, 0)["4.bias"] == 0
+
+
+def test_the_most_important_tensors_that_fit_are_trained() -> None:
+    """Of layers with 36 + 4, 288 + 8 and 24 + 3 entries, a budget of 70 affords layers 1 and 3 alone.
+
+    The window of layer 1 becomes layers 1 and 2: their biases are most important here, then the first weight, 48
+    entries together; the second weight never fits.
+    """
+    bench = Bench(FedEL(balance=0.0))
+    important = {"4.weight": 9.0, "4.bias": 5.0, "0.bias": 4.0, "0.weight": 1.0}
+    bench.state = replace(bench.state, shared=important)
+    part = bench.task(0, 0, budget=70.0).offer[0]
+    assert set(part.trained) == {"0.weight", "0.bias", "4.bias"}
+    assert part.label == "layers 1-2, 3 of 4 tensors"
+    assert part.overhead_bytes == 2  # which window, and a bit per tensor
+    assert set(part.sent) == set(bench.tensors)
+    few = bench.task(0, 0, budget=47.0).offer[0]
+    assert set(few.trained) == {"0.bias", "4.bias"}
+    # All tensors of a window that fits are the window itself.
+    assert bench.task(0, 0).offer[0].label == "depth 3"
+    assert bench.task(0, 0, budget=1.0).offer[0].label == "depth 1"
+
+
+def test_only_chosen_tensors_change_and_compiled_code_leaves_them_to_autograd() -> None:
+    """Compiled code moves whole layers: where only a bias is trained, its weight must stay."""
+    run = api.run(FedEL(balance=0.6), **{**CNN, "rounds": 8})
+    assert run.result is not None
+    parts = {one.part for step in run.rounds for one in step.devices}
+    assert any("tensors" in part for part in parts)
+    assert run.result.path == "mixed"
+    slowest = max(one.seconds for step in api.run(FedPMT(), **CNN).rounds for one in step.devices)
+    assert max(one.seconds for step in run.rounds for one in step.devices) <= slowest * 1.0001
+    job = local_job(FedAvg(), "cnn-mnist", share=1.0)
+    bias = replace(
+        job.part, trained={name: one for name, one in job.part.trained.items() if "weight" not in name}
+    )
+    assert compiled_round(FedAvg().local, job) is not None
+    assert compiled_round(FedAvg().local, replace(job, part=bias)) is None
+
+
+def test_a_balance_keeps_the_contract() -> None:
+    check_method(FedEL(balance=0.6), checks=ON_A_BENCH)
+
+
 # How it is averaged
 
 
@@ -208,7 +287,7 @@ def test_every_block_keeps_the_contract_with_a_blend(block: Any) -> None:
 def test_a_preset_is_values_of_fedpmt_and_nothing_else(kind: Any) -> None:
     values = {key: getattr(kind(), key) for key in FedPMT.__dataclass_fields__}
     own = {name for name in vars(kind) if not name.startswith("_")} - set(values)
-    assert not own
+    assert not own or kind is FedEL  # which has an option more, of which the same is tested below
     bench, same = Bench(kind()), Bench(FedPMT(**values))
     assert masks_of(bench, 20, 340.0) == masks_of(same, 20, 340.0)
     assert issubclass(kind, PartAveraging)
@@ -226,6 +305,8 @@ def test_a_preset_is_values_of_fedpmt_and_nothing_else(kind: Any) -> None:
         ("--method salf --set full_rounds=3", "salf.full_rounds must be 5 unless block = cycle (got 3)"),
         ("--method fedpart --set layer_rounds=0", "fedpart.layer_rounds must be >= 1 (got 0)"),
         ("--method fedpmt --set block=windows", "did you mean 'window'"),
+        ("--method fedel --set balance=2", "fedel.balance must be >= 0 and <= 1 (got 2"),
+        ("--method fedel --set balance=0.5 --set block=suffix", "fedel.block must be window with a balance"),
     ],
 )
 def test_what_cannot_be_combined_is_refused_in_one_line(

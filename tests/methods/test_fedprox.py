@@ -15,7 +15,8 @@ from torch import nn
 
 from fedpmt import api
 from fedpmt.methods.fedavg import FedAvg
-from fedpmt.methods.fedprox import FedProx, Proximal
+from fedpmt.methods.fedprox import FedProx
+from fedpmt.methods.proximal import Proximal
 from fedpmt.parts.depth import full
 from fedpmt.resources import ROUNDING
 from fedpmt.seeds import Seeds

@@ -223,6 +223,49 @@ def test_feddyn_s_numbers() -> None:
     assert fleet.play([0, 1]) == pytest.approx(0.78)
 
 
+def test_momentum_distillation_by_hand() -> None:
+    """Nets of one layer, of two, and the whole: the second layer has the third's shapes, and the first one's bias too.
+
+    The whole net moves layers 2 and 3 by 2 and 4: m = 3. In the next round, with β = 0.25, a net of two layers that
+    moves its last one by 1 is folded as 0.75 · 1 + 0.25 · 3 = 1.5, and what it says of its first layer stays.
+    """
+    bench = Bench(InclusiveFL(momentum=0.25), deep_net())
+    assert [dict(lesson.tensors) for lesson in bench.method.lessons(bench.state.model.structure)] == [
+        {"1.bias": ("1.bias", "3.bias")},
+        {"3.weight": ("3.weight", "5.weight"), "3.bias": ("3.bias", "5.bias")},
+    ]
+
+    def moved(device: int, budget: float, **changes: float) -> Any:
+        reply = bench.reply(device, budget=budget)
+        update = {
+            name: torch.full_like(change, changes.get(f"layer{name[0]}", 0.0))
+            for name, change in reply.update.items()
+        }
+        return replace(reply, tensors={"update": update})
+
+    weak = entries(bench, "until 2")
+    first = bench.aggregate(
+        [moved(0, float("inf"), layer3=2.0, layer5=4.0), moved(1, weak, layer3=1.0)]
+    ).state
+    plain = Bench(InclusiveFL(), deep_net())
+    # Nothing was known before: the first round is as it is without.
+    same = plain.aggregate([moved(0, float("inf"), layer3=2.0, layer5=4.0), moved(1, weak, layer3=1.0)]).state
+    assert all(torch.equal(one, same.tensors[name]) for name, one in first.tensors.items())
+    assert set(first.momentum["3.weight"].unique().tolist()) == {3.0}
+    reply = moved(1, weak, layer1=1.0, layer3=1.0)
+    bench.state = first
+    after = bench.aggregate([reply]).state
+    torch.testing.assert_close(after.tensors["3.weight"] - first.tensors["3.weight"], torch.full((8, 8), 1.5))
+    torch.testing.assert_close(after.tensors["1.weight"] - first.tensors["1.weight"], torch.ones(8, 64))
+    # Nobody had the whole net: what is known of it stays.
+    assert torch.equal(after.momentum["3.weight"], first.momentum["3.weight"])
+
+
+def test_momentum_is_refused_where_no_layers_are_alike() -> None:
+    with pytest.raises(SettingError, match=r"inclusivefl\.momentum must be 0 for this model \(got 0\.2\)"):
+        Bench(InclusiveFL(momentum=0.2))
+
+
 @pytest.mark.parametrize("name", ["BERT", "timm resnet18", "timm vit_tiny", "LSTM"])
 def test_exits_on_published_models(name: str) -> None:
     torch.manual_seed(0)
@@ -319,6 +362,12 @@ def test_at_least_one_weight_is_kept() -> None:
         (FIARSE, {"size": 0.0}, r"fiarse\.size must be > 0 and <= 1 \(got 0\.0\)"),
         (FeDepth, {"blocks": 0}, r"fedepth\.blocks must be >= 1 \(got 0\)"),
         (DepthFL, {"exits": 0}, r"depthfl\.exits must be >= 1 \(got 0\)"),
+        (InclusiveFL, {"momentum": 1.0}, r"inclusivefl\.momentum must be >= 0 and < 1 \(got 1\.0\)"),
+        (
+            InclusiveFL,
+            {"momentum": 0.2, "mean": "median"},
+            r"inclusivefl\.momentum must be 0 with a robust mean",
+        ),
         (InclusiveFL, {"distil": -1.0}, r"inclusivefl\.distil must be >= 0 \(got -1\.0\)"),
         (
             DepthFL,

@@ -221,6 +221,24 @@ def test_fedasync_mixes_models_and_not_differences() -> None:
         torch.testing.assert_close(after[name], 0.6 * tensor + 0.4 * (before[name] + reply.update[name]))
 
 
+def test_fedasync_without_a_proximal_term_is_as_before_and_with_one_stays_nearer() -> None:
+    """The term is FedProx's: two steps of a device have the same bits, and its price is the same."""
+    plain, near = (Bench(fedpmt.FedAsync(mu=mu), epochs=4) for mu in (0.0, 1.0))
+    moved = [
+        sum(float(one.square().sum()) for one in bench.reply(0).update.values()) for bench in (plain, near)
+    ]
+    assert moved[1] < moved[0]
+    assert type(plain.method.local) is fedpmt.LocalWork
+    theirs = Bench(fedpmt.FedProx(mu=1.0, partial=False), epochs=4).reply(0).update
+    assert all(torch.equal(change, theirs[name]) for name, change in near.reply(0).update.items())
+    assert near.task(0).offer[0].extra.step > plain.task(0).offer[0].extra.step
+    given = {**SMALL, "rounds": 4}
+    sha = {mu: weights(fedpmt.run(fedpmt.FedAsync(mu=mu), **given)) for mu in (0.0, 0.5)}
+    assert sha[0.0] == weights(fedpmt.run("fedasync", **given)) != sha[0.5]
+    with pytest.raises(SettingError, match=r"fedasync\.mu must be < 20 at a learning rate of 0\.1"):
+        fedpmt.run(fedpmt.FedAsync(mu=20.0), **given)
+
+
 def test_timelyfl_asks_for_what_fits_into_the_interval() -> None:
     """Of devices that need 10 to 50 s, in 30 s the fastest trains 3 epochs and the slowest the last layers."""
     run = fedpmt.run("timelyfl", **SMALL)
@@ -266,6 +284,8 @@ TROUBLES: dict[str, dict[str, Any]] = {
         ]
     },
     "a frozen base": {"model": base_net},
+    "models that are mixed": {"method": fedpmt.FedAsync(mu=0.1)},
+    "importances of tensors": {"method": fedpmt.FedEL(balance=0.6)},
 }
 
 
@@ -273,24 +293,25 @@ TROUBLES: dict[str, dict[str, Any]] = {
 def test_interrupted_and_resumed_with_the_same_devices_in_the_air(trouble: str, tmp_path: Path) -> None:
     """With one worker at first and with three afterwards; a device may start several times from one version."""
     given = {**EVENTS, "buffer": 3, "checkpoint_seconds": 1000, **TROUBLES[trouble]}
+    method = given.pop("method", "fedpmt")
     if "model" in given:
         train, test = (samples(count, (1, 8, 8), seed=count) for count in (200, 40))
         arrays = {
             key: (one.inputs.numpy(), one.targets.numpy()) for key, one in (("train", train), ("test", test))
         }
         given |= {"model": given["model"](), **arrays}
-    whole = fedpmt.run("fedpmt", out=tmp_path / "whole", workers=2, **given)
+    whole = fedpmt.run(method, out=tmp_path / "whole", workers=2, **given)
 
     def stop(record: Any) -> None:
         if record.round == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedpmt.run("fedpmt", out=tmp_path / "parts", on_round=stop, workers=1, **given)
+        fedpmt.run(method, out=tmp_path / "parts", on_round=stop, workers=1, **given)
     flights = read_value(tmp_path / "parts" / CHECKPOINT).progress.flights
     assert flights.devices
     assert {flight.version for flight in flights.devices} == set(flights.versions)
-    resumed = fedpmt.run("fedpmt", out=tmp_path / "parts", resume=True, workers=3, **given)
+    resumed = fedpmt.run(method, out=tmp_path / "parts", resume=True, workers=3, **given)
     assert resumed.rounds == whole.rounds
     assert weights(resumed) == weights(whole)
     later = {(one.device, one.version, one.started) for one in replies(resumed)}

@@ -7,7 +7,6 @@ run hands out new work from its last step on.
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from flwr.common.logger import log
 from fedpmt.flower.answers import Post
 from fedpmt.flower.exchange import NO_ROOM
 from fedpmt.flower.strategy import NO_DEADLINE, TRAIN_SECONDS
-from fedpmt.simulation.events import EventClock, Flights, make_flight, reply_digest
+from fedpmt.simulation.events import ORDER, EventClock, Flights, make_flight, reply_digest
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ class GridClock(EventClock):
             replace(flight, ends=step.now, outcome=outcome) if flight.key == key else flight
             for flight in step.air
         ]
-        heapq.heapify(step.air)
+        step.air.sort(key=ORDER)
 
     def _finds_newcomers(self, step: Step) -> bool:
         """Whether a place is free for a device that was not online when devices were drawn last."""

@@ -5,6 +5,7 @@
     differentiable  a model's forward pass as one node of autograd's graph
     faster          a context in which some of PyTorch's functions are compiled ones
     fold, add_at    the server's sums of replies
+    step            the weights after a server step of one reply
     available       whether there is compiled code on this machine
     knows           whether it can run and train a model
     StepRule        what a step of local training does
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from fedpmt.kernels.calls import fold as fold
     from fedpmt.kernels.calls import forward as forward
     from fedpmt.kernels.calls import knows as knows
+    from fedpmt.kernels.calls import step as step
     from fedpmt.kernels.calls import train as train
     from fedpmt.kernels.graph import differentiable as differentiable
     from fedpmt.kernels.operations import faster as faster
@@ -42,6 +44,7 @@ _HOMES = {
     "fold": "calls",
     "forward": "calls",
     "knows": "calls",
+    "step": "calls",
     "train": "calls",
 }
 
@@ -54,6 +57,7 @@ __all__ = [
     "fold",
     "forward",
     "knows",
+    "step",
     "train",
 ]
 

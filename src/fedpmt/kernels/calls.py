@@ -36,6 +36,9 @@ BLOCK = 60
 SLICE = 2**18
 """Entries that a core is given at a time in a sum of large tensors."""
 
+WORTHWHILE = 2**22
+"""Entries of all replies together, below which a sum is taken by one core: starting threads would take longer."""
+
 PLAIN = {(torch.float32, "cpu", True)}
 """Type, device and contiguity of the tensors that sums are taken of."""
 
@@ -182,6 +185,8 @@ def _widths(
     able = (
         any(trained)
         and all(trained[trained.index(True) :])
+        # Compiled code moves all tensors of a layer.
+        and all(name in part.trained for shape in known[-1][trained.index(True) :] for name in shape.names)
         and (all(trained) or not inner)  # the frozen layers of each width are others
         and ends == {(first.inputs, last.own_outputs)}
         and not any(isinstance(selection, Mask) for selection in part.sent.values())
@@ -260,9 +265,11 @@ def fold(sums: Tensor, replies: Sequence[Tensor], shares: Sequence[float], *, fr
         return False
     factors, count = (ctypes.c_float * len(shares))(*shares), len(replies)
     calls = []
-    for first in range(0, sums.numel(), SLICE):
+    length = sums.numel()
+    each = SLICE if count * length >= WORTHWHILE else max(1, length)
+    for first in range(0, length, each):
         total, *others = (ctypes.c_void_p(tensor.data_ptr() + 4 * first) for tensor in tensors)
-        slices, entries = (ctypes.c_void_p * count)(*others), min(SLICE, sums.numel() - first)
+        slices, entries = (ctypes.c_void_p * count)(*others), min(each, length - first)
         sizes = ctypes.c_int32(count), ctypes.c_int64(entries), ctypes.c_int32(fresh)
         calls.append((total, slices, factors, *sizes))
     if len(calls) == 1:
@@ -273,6 +280,31 @@ def fold(sums: Tensor, replies: Sequence[Tensor], shares: Sequence[float], *, fr
             for done in [cores.submit(compiled.fedpmt_fold, *call) for call in calls]:
                 done.result()
     return True
+
+
+def step(
+    weights: Sequence[Tensor], replies: Sequence[Tensor], shares: Sequence[float], divisors: Sequence[float]
+) -> list[Tensor] | None:
+    """Take w + share reply / divisor of each tensor in one call, to the bits of `fold`, a division and a sum.
+
+    Returns:
+        The new weights: None where compiled code is not there or does not know these tensors.
+    """
+    compiled, tensors = library.library(), (*weights, *replies)
+    if compiled is None or {(one.dtype, one.device.type, one.is_contiguous()) for one in tensors} != PLAIN:
+        return None
+    # NumPy's memory, for the reason given where sums are made.
+    new = [torch.from_numpy(np.empty(tuple(one.shape), dtype=np.float32)) for one in weights]
+    count = len(new)
+    pointers, floats = ctypes.c_void_p * count, ctypes.c_float * count
+    compiled.fedpmt_step(
+        *(pointers(*(one.data_ptr() for one in group)) for group in (new, weights, replies)),
+        floats(*shares),
+        floats(*divisors),
+        (ctypes.c_int64 * count)(*(one.numel() for one in new)),
+        ctypes.c_int32(count),
+    )
+    return new
 
 
 def add_at(

@@ -147,6 +147,7 @@ def library() -> ctypes.CDLL | None:
     loaded.fedpmt_gelu.restype = loaded.fedpmt_dropout.restype = None
     loaded.fedpmt_attention.restype = loaded.fedpmt_attention_backward.restype = None
     loaded.fedpmt_fold.restype = loaded.fedpmt_add_at.restype = loaded.fedpmt_turn.restype = None
+    loaded.fedpmt_step.restype = None
     return loaded
 
 

@@ -213,7 +213,7 @@ class Composed(PartAveraging):
     """A method put together from values: the parts of one method with another's local work, rule or server.
 
     >>> from fedpmt.methods.fedpmt import FedPMT
-    >>> from fedpmt.methods.fedprox import Proximal
+    >>> from fedpmt.methods.proximal import Proximal
     >>> method = Composed(parts=FedPMT(), local=Proximal(0.1), rule="fill")
     >>> method.traits.combines
     'fill mean'

@@ -11,6 +11,11 @@ with no gradient into z_j. The server averages each tensor over the devices that
 2021) a device keeps λ_k, and the server u:
 
     g <- g - λ_k + α (θ - θ^t),   λ_k <- λ_k - α (θ_k - θ^t),   u <- u + Σ_k (θ_k - θ^t) / N,   θ^{t+1} = mean + u
+
+With InclusiveFL's momentum distillation the last layer of a net with e layers learns from the next larger one, which
+has n, where their tensors have the same shapes. With Δ_k the change of device k, and K the devices of the larger net:
+
+    Δ_k[e] <- (1 - β) Δ_k[e] + β m_e,   m_e = mean_{k in K} mean_{l = e..n} Δ_k[l] of the last round that had some
 """
 
 from __future__ import annotations
@@ -19,12 +24,13 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from fedpmt.methods.averaging import PLAIN, Averaged, MeanFold, Weight, send
+from fedpmt.methods.averaging import PLAIN, Averaged, MeanFold, Weight, send, weight_of
 from fedpmt.methods.base import Fold, Method, Predictor, Round, Server, Setup, Step, Traits, acts, require
 from fedpmt.parts.depth import ALL_EXITS, even_ends, exit_of, exits_in, until, with_exits
 from fedpmt.parts.part import GLOBAL
 from fedpmt.pricing.matching import largest
 from fedpmt.training.local import LocalWork, Outcome
+from fedpmt.training.messages import UPDATE
 from fedpmt.training.server import REPLACE, ServerOptimizer
 from fedpmt.types import MODEL, SettingError
 
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
 
     from fedpmt.kernels import StepRule
     from fedpmt.models.layered import LayeredModel
-    from fedpmt.models.structure import Structure
+    from fedpmt.models.structure import Layer, Structure
     from fedpmt.parts.part import Extra, Part
     from fedpmt.training.local import Job, PriceOf, Rng, Run
     from fedpmt.training.messages import Client, Reply, Task
@@ -130,11 +136,47 @@ class Exits:
     model: Averaged  # the whole model, with all exits
     population: int  # N
     drift: Mapping[str, Tensor] = field(default_factory=dict)  # u of FedDyn
+    momentum: Mapping[str, Tensor] = field(default_factory=dict)  # m_e, by tensor of layer e
 
     @property
     def tensors(self) -> Tensors:
         """The whole model with all exits."""
         return self.model.tensors
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the last layer of a net learns from the next larger one."""
+
+    pupil: str  # the net's name
+    teacher: str  # the larger net's
+    tensors: Mapping[str, tuple[str, ...]]  # those of its last layer, and the larger net's of the same shape
+
+
+def lessons(structure: Structure, whole: str) -> tuple[Lesson, ...]:
+    """The lessons of all nets but the largest, which is called `whole`; buffers are no gradients, and not taught."""
+    ends = (*exits_in(structure), len(structure.layers) - 1)
+    nets = (*(until(end) for end in ends[:-1]), whole)
+    found = []
+    for place, end in enumerate(ends[:-1]):
+        layers = [_by_suffix(layer) for layer in structure.layers[end - 1 : ends[place + 1]]]
+        taught = {
+            name: tuple(
+                layer[suffix]
+                for layer in layers
+                if suffix in layer and structure.shapes[layer[suffix]] == structure.shapes[name]
+            )
+            for suffix, name in layers[0].items()
+        }
+        # One that only its own layer has would learn nothing that the mean does not tell it.
+        tensors = {name: names for name, names in taught.items() if len(names) > 1}
+        found.append(Lesson(nets[place], nets[place + 1], tensors))
+    return tuple(found)
+
+
+def _by_suffix(layer: Layer) -> dict[str, str]:
+    """A layer's parameters without its exit's, by what their names have behind the layer's own."""
+    return {name.removeprefix(f"{layer.name}."): name for name in layer.parameters if exit_of(name) is None}
 
 
 class ExitsFold(Fold[Exits]):
@@ -144,17 +186,39 @@ class ExitsFold(Fold[Exits]):
         self._state, self._dynamic = state, bool(method.dynamic)
         self._mean = MeanFold(state.model, "overlap", method.weight, method.server, method.mean)
         self._moved = dict[str, "Tensor"]()  # Σ_k (θ_k - θ^t)
+        self._beta, self._weight = method.momentum, method.weight
+        self._lessons = method.lessons(state.model.structure) if self._beta else ()
+        self._taught = dict[str, tuple["Tensor", float]]()  # Σ_k a_k mean_l Δ_k[l] and Σ_k a_k
 
     def add(self, reply: Reply) -> None:
-        self._mean.add(reply)
+        self._mean.add(self._teach(reply) if self._beta else reply)
         if self._dynamic:
             for name in self._state.model.structure.parameters:
                 if name in reply.update:
                     change = reply.update[name]
                     self._moved[name] = self._moved[name] + change if name in self._moved else change
 
+    def _teach(self, reply: Reply) -> Reply:
+        """The reply with what its last layer learns; what it teaches is kept for the next round."""
+        import torch
+
+        update, weight = dict(reply.update), weight_of(self._weight, reply.samples)
+        for lesson in self._lessons:
+            for name, names in lesson.tensors.items():
+                if lesson.teacher == reply.part.model:
+                    mean = torch.stack([reply.update[one] for one in names]).mean(dim=0)
+                    total, weights = self._taught.get(name, (torch.zeros_like(mean), 0.0))
+                    self._taught[name] = total + weight * mean, weights + weight
+                elif lesson.pupil == reply.part.model and name in self._state.momentum:
+                    # Δ_k[e] <- (1 - β) Δ_k[e] + β m_e
+                    update[name] = (1 - self._beta) * update[name] + self._beta * self._state.momentum[name]
+        return replace(reply, tensors={**reply.tensors, UPDATE: update})
+
     def finish(self, server: Server) -> Step[Exits]:
         state, model = self._state, self._mean.finish(server).state
+        if self._beta:
+            learnt = {name: total / weights for name, (total, weights) in self._taught.items()}
+            return Step(replace(state, model=model, momentum={**state.momentum, **learnt}))
         if not self._dynamic:
             return Step(replace(state, model=model))
         # u <- u + Σ_k (θ_k - θ^t) / N
@@ -179,6 +243,7 @@ class DepthFL(Method[Exits, Any]):
     distil: float = 1.0  # the largest w_t; 0: classifiers don't learn from each other
     ramp: int = 300  # T, rounds until w_t is at its largest
     dynamic: float = 0.0  # α of FedDyn; 0: without it
+    momentum: float = 0.0  # β of InclusiveFL's momentum distillation; 0: without it
     predicts: Literal["own", "ensemble"] = (
         "own"  # what is evaluated: the model's own classifier, or the mean of all
     )
@@ -192,6 +257,13 @@ class DepthFL(Method[Exits, Any]):
             distil=(self.distil >= 0, ">= 0"),
             ramp=(self.ramp >= 0, ">= 0"),
             dynamic=(self.dynamic >= 0, ">= 0"),
+            momentum=(0 <= self.momentum < 1, ">= 0 and < 1"),
+        )
+        require(
+            self,
+            # The next round's momentum is a plain mean, through which a false reply would reach all.
+            momentum=(not self.momentum or self.mean == PLAIN, "0 with a robust mean"),
+            dynamic=(not self.dynamic or not self.momentum, "0 with momentum"),
         )
         plain = self.server == REPLACE and self.mean == PLAIN
         require(self, dynamic=(self.dynamic == 0 or plain, "0 with a server optimizer or a robust mean"))
@@ -201,7 +273,9 @@ class DepthFL(Method[Exits, Any]):
         return Traits(
             needs_speeds=True,
             needs_classes=True,
-            combines="overlap mean" + (", FedDyn" if self.dynamic else ""),
+            combines="overlap mean"
+            + (", FedDyn" if self.dynamic else "")
+            + (", momentum distillation" if self.momentum else ""),
             keeps="a gradient of its loss" if self.dynamic else "",
             budget=acts("device"),
         )
@@ -227,8 +301,23 @@ class DepthFL(Method[Exits, Any]):
         ends = even_ends(layers, self.exits or min(USUAL_EXITS, most))
         return nets_with_exits(name, model, example, ends, rng, every=self.heads == "all") if ends else {}
 
+    def lessons(self, structure: Structure) -> tuple[Lesson, ...]:
+        """Who learns what from whom, with momentum."""
+        *_, whole, _ = self.depths(structure)
+        memo, key = structure.memo, (lessons, whole.model)
+        if key not in memo:
+            memo[key] = lessons(structure, whole.model)
+        made: tuple[Lesson, ...] = memo[key]
+        return made
+
     def init(self, setup: Setup) -> Exits:
         whole = setup.prototypes.get(ALL_EXITS, setup.prototypes[GLOBAL])
+        if self.momentum and not any(lesson.tensors for lesson in self.lessons(whole.structure)):
+            name = type(self).__name__.lower()
+            raise SettingError(
+                f"{name}.momentum must be 0 for this model (got {self.momentum:g}): behind no exit there is a layer "
+                "of the same shape as the one before it"
+            )
         return Exits(Averaged(whole.structure, whole.tensors), setup.population)
 
     def depths(self, structure: Structure) -> tuple[Part, ...]:
@@ -268,7 +357,7 @@ class DepthFL(Method[Exits, Any]):
         return Predictor("global", GLOBAL, own)
 
     def neutral(self) -> Self:
-        return replace(self, exits=1, dynamic=0.0)
+        return replace(self, exits=1, dynamic=0.0, momentum=0.0)
 
 
 @dataclass(frozen=True)

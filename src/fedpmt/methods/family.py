@@ -1,6 +1,7 @@
 """Rivals of FedPMT that differ from it in which layers a device trains and in how these are averaged.
 
-Each is FedPMT with other values: none has a loop, a fold or a price of its own.
+Each is FedPMT with other values: none has a loop, a fold or a price of its own. FedEL, which has an option more, is in
+methods/fedel.py.
 """
 
 from __future__ import annotations
@@ -64,13 +65,3 @@ class CoCoFL(FedPMT):
     weight: Weight = "uniform"
     block: Block = "random-block"
     average: Average = "blend"
-
-
-@dataclass(frozen=True)
-class FedEL(FedPMT):
-    """A window of layers slides through the net.
-
-    Paper: Zhang, Chen, Bian, Wang and Xu, "FedEL: Federated Elastic Learning for Heterogeneous Devices", NeurIPS 2025.
-    """
-
-    block: Block = "window"

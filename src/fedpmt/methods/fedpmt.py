@@ -13,7 +13,7 @@ of a depth and a number of steps, (f, τ) with c_f τ <= B_k,
     rotated   with probability 1 / R all layers, in the steps that are left for them; else the traded pair
 
 Other methods of the family differ in the block of layers that a device trains, and in how it is averaged
-(methods/family.py has them by their papers' names):
+(methods/family.py and methods/fedel.py have them by their papers' names):
 
     suffix         the deepest suffix that the device can afford
     random-suffix  a suffix of random depth, up to that one; all layers on a device that can afford them
@@ -158,15 +158,20 @@ class FedPMT(PartAveraging):
         if self.block == "random-suffix":
             deepest = masks[-1] if client.plan is None else client.plan.deepest(masks)
             return masks[-1:] if deepest is masks[-1] else masks[: masks.index(deepest) + 1]
-        memo = state.structure.memo
-        if (FedPMT, "runs", self.depths) not in memo:
-            memo[FedPMT, "runs", self.depths] = runs(state.structure, len(masks))
-        blocks: tuple[tuple[Part, ...], ...] = memo[FedPMT, "runs", self.depths]
+        blocks = self.blocks(state)
         if self.block == "cycle":
             layers = [beginning[0] for beginning in blocks for _ in range(self.layer_rounds)]
             return [*masks[-1:] * self.full_rounds, *layers]
         find = windows if self.block == "window" else maximal
         return find(blocks, client.plan.affords) if client.plan else masks[-1:]
+
+    def blocks(self, state: Averaged) -> tuple[tuple[Part, ...], ...]:
+        """All blocks of neighbouring layers, by the layer that they begin with, shortest first."""
+        memo = state.structure.memo
+        if (FedPMT, "runs", self.depths) not in memo:
+            memo[FedPMT, "runs", self.depths] = runs(state.structure, len(self.masks(state)))
+        made: tuple[tuple[Part, ...], ...] = memo[FedPMT, "runs", self.depths]
+        return made
 
     def elsewhere(self, state: Averaged, chosen: Part, round: Round) -> Part:
         """The dearest block in another place that costs no more: to compare with, not in the paper."""

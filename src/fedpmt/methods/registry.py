@@ -35,7 +35,7 @@ METHODS = {
     "salf": ("fedpmt.methods.family", "SALF"),
     "fedpart": ("fedpmt.methods.family", "FedPart"),
     "cocofl": ("fedpmt.methods.family", "CoCoFL"),
-    "fedel": ("fedpmt.methods.family", "FedEL"),
+    "fedel": ("fedpmt.methods.fedel", "FedEL"),
     "feddrop": ("fedpmt.methods.feddrop", "FedDrop"),
     "heterofl": ("fedpmt.methods.heterofl", "HeteroFL"),
     "fedrolex": ("fedpmt.methods.fedrolex", "FedRolex"),

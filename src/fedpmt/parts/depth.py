@@ -16,9 +16,12 @@ LEVEL_ID_BYTES = 1
 
 
 def full(structure: Structure, model: str = GLOBAL) -> Part:
-    """The whole model, sent and trained."""
-    everything = dict.fromkeys(structure.tensors, WHOLE)
-    return Part(model, everything, everything, "full")
+    """The whole model, sent and trained; the same part each time, so that it is priced once."""
+    if (full, model) not in structure.memo:
+        everything = dict.fromkeys(structure.tensors, WHOLE)
+        structure.memo[full, model] = Part(model, everything, everything, "full")
+    made: Part = structure.memo[full, model]
+    return made
 
 
 def suffix(structure: Structure, frozen: int, label: str) -> Part:

@@ -41,7 +41,8 @@ def stratified(
     for level, members in enumerate(fleet.members):
         turn = (level - before) % levels
         wanted = count // levels + (turn < count % levels)
-        chosen.append(_available(fleet, members, wanted, rng, busy))
+        if wanted or not busy:
+            chosen.append(_available(fleet, members, wanted, rng, busy))
     cohort = np.concatenate(chosen)
     if len(cohort) < count:
         # A level too small for its share: the others make up for it.
@@ -88,11 +89,12 @@ def draw_cohort(
     if chosen is not None:
         there = fleet.reachable
         return [fleet.device(int(device)) for device in sorted(chosen) if there is None or there[device]]
-    wanted = min(len(fleet.speeds), int(np.ceil(settings.cohort * settings.over_select)))
-    before: int = round_.index * wanted
     busy: Collection[int] = ()
     if places is not None:
         wanted, before, busy = places.free, places.before, places.busy
+    else:
+        wanted = min(len(fleet.speeds), int(np.ceil(settings.cohort * settings.over_select)))
+        before = round_.index * wanted
     rng = round_.rng("cohort")
     if settings.level_draw == "fixed":
         ids = SAMPLERS[settings.sampling](fleet, wanted, before, rng, busy)
@@ -108,8 +110,6 @@ def _available(
     fleet: Fleet, members: np.ndarray | None, count: int, rng: np.random.Generator, busy: Collection[int] = ()
 ) -> np.ndarray:
     """Up to `count` devices that can be reached, without a look at the whole population unless it was traced."""
-    if not count and busy:
-        return np.array([], dtype=np.int64)
     if fleet.reachable is not None:
         members = np.flatnonzero(fleet.reachable) if members is None else members[fleet.reachable[members]]
     population = len(fleet) if members is None else len(members)

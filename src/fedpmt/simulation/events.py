@@ -9,11 +9,12 @@ once more.
 
 from __future__ import annotations
 
-import heapq
 import math
 import os
+from bisect import insort
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from fedpmt.methods.base import Round
@@ -46,9 +47,9 @@ Key = tuple[int, int, int]
 """The version of the model that a device started from, the draw of that version, and the device."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Flight:
-    """One device at work. Flights are ordered by their ends, and those that end together by their starts."""
+    """One device at work. Flights are kept in the order of their ends, and of their starts where these are equal."""
 
     ends: float  # when it replies or is given up, in virtual seconds; infinity while nobody knows
     number: int  # devices that had started before it
@@ -64,6 +65,10 @@ class Flight:
     def key(self) -> Key:
         """What tells it apart from all others of a run."""
         return self.version, self.turn, self.device
+
+
+ORDER = attrgetter("ends", "number")
+"""Of flights: by what tells two of them apart. Comparing all fields would take much of a small server step."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Step:
     flights: Flights
     now: float
     due: float  # when the server steps at the latest
-    air: list[Flight]  # a heap
+    air: list[Flight]  # in order
     ended: list[Flight] = field(default_factory=list)
     arrived: int = 0
     turn: int = 0  # draws so far
@@ -163,7 +168,7 @@ class EventClock:
         for one, flight in zip(asked, flights, strict=True):
             self._assignments[flight.key] = one
             if one.able:
-                heapq.heappush(step.air, flight)
+                insort(step.air, flight, key=ORDER)
             else:
                 # It says so at once, and its place stays free until the next event.
                 step.ended.append(flight)
@@ -182,7 +187,7 @@ class EventClock:
         step.now = max(step.now, step.air[0].ends)
         # Nobody starts anew between two that end together: their replies may make the server step.
         while step.air and step.air[0].ends <= step.now and step.arrived != self._federation.settings.buffer:
-            flight = heapq.heappop(step.air)
+            flight = step.air.pop(0)
             step.ended.append(flight)
             step.arrived += flight.outcome == "arrived"
 
@@ -192,7 +197,7 @@ class EventClock:
         needed = {flight.version for flight in step.air}
         versions = {**step.flights.versions, before.rounds: replace(before, flights=None)}
         kept = {version: one for version, one in versions.items() if version in needed}
-        return replace(before, flights=Flights(tuple(sorted(step.air)), kept, step.started))
+        return replace(before, flights=Flights(tuple(step.air), kept, step.started))
 
     def _round(self, index: int, turn: int, cohort: Sequence[int] = ()) -> Round:
         federation = self._federation
