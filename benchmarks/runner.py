@@ -133,14 +133,33 @@ def ways(peer: str, count: int | None = None) -> list[Way]:
             )
             for cpus in sorted({1, count})
         ],
+        # Threads take turns in Python and run side by side in PyTorch; BlazeFL means them for free-threaded Python.
+        "blazefl": [
+            *(
+                [
+                    Way(f"{count} {mode} of 1 thread", {"mode": mode, "parallel": count, "threads": 1}, _omp(1))
+                    for mode in ("processes", "threads")
+                ]
+                if count > 1
+                else []
+            ),
+            *(
+                Way(f"1 client of {threads} threads at a time", {"mode": "serial", "parallel": 1, "threads": threads}, _omp(threads))
+                for threads in sorted({1, count})
+            ),
+        ],
         # Its pmap backend calls functions that jax 0.10 no longer has.
         "fedjax": [Way("jit, XLA's own threads"), *([Way("jit, 1 thread", {}, single)] if count > 1 else [])],
     }
     return found[peer]
 
 
+def _omp(threads: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(threads)}
+
+
 def _torch(threads: int) -> Way:
-    return Way(f"{threads} threads", {"threads": threads}, {"OMP_NUM_THREADS": str(threads)})
+    return Way(f"{threads} threads", {"threads": threads}, _omp(threads))
 
 
 def environment(way: Way, folder: str) -> dict[str, str]:
