@@ -101,10 +101,8 @@ format: $(VENV)/.dev ## Put the code in form
 	$(VENV)/bin/ruff check --fix --quiet .
 	$(VENV)/bin/ruff format .
 
-bench: $(VENV)/.dev ## Measure ours and its peers side by side (needs the data: fedpmt data get mnist, cifar10)
-	$(VENV)/bin/python -m benchmarks run --out benchmark-results/compare.json
-	$(VENV)/bin/python -m benchmarks models --ways benchmark-results/compare.json --out benchmark-results/models.json
-	$(VENV)/bin/python -m benchmarks methods --out benchmark-results/methods.json
+bench: $(VENV)/.dev ## Measure everything, ours and its peers, and write the pages (needs the data: fedpmt data get mnist, cifar10)
+	$(VENV)/bin/python -m benchmarks all
 
 bench-smoke: $(VENV)/.dev ## The same in seconds, ours and a plain loop only
 	$(VENV)/bin/python -m benchmarks smoke
