@@ -200,7 +200,7 @@ def fold_seconds(given: dict[str, Any], repeat: int) -> float:
     problem = paper_problem_of(settings_of({**given, "rounds": 1}))
     weights = problem.model.initial()
     part = Part("global", dict.fromkeys(weights, WHOLE), dict.fromkeys(weights, WHOLE), "all")
-    taken = []
+    taken: list[float] = []
     for _ in range(10 * repeat + 1):
         begun = time.perf_counter()
         mean = CoverageMean(weights)
