@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import aggregation, draw, methods, own, scale
+from benchmarks import aggregation, draw, events, everything, methods, own, scale
 from benchmarks.measure import PEERS, Benchmark, Plan, quick
 from benchmarks.page import fill, page, threads_table
 from benchmarks.results import Results
@@ -107,13 +107,25 @@ def parser() -> argparse.ArgumentParser:
         commands.add_parser("methods", help="a round of every method, next to our own FedAvg round")
     )
 
+    _events_command(
+        commands.add_parser("events", help="replies per second without rounds, over those of FedAvg's rounds")
+    )
+    _cluster_command(
+        commands.add_parser(
+            "cluster", help="Flower's simulation on Ray clusters of one and two nodes, predicted and measured"
+        )
+    )
+    _all_command(
+        commands.add_parser("all", help="every part that is not there yet, and the pages that show them")
+    )
+
     show = commands.add_parser("draw", help="figures and Markdown tables from the JSON files")
     show.add_argument(
         "files",
         type=Path,
         nargs="+",
         metavar="FILE.json",
-        help="of run, models, scale, own, methods or aggregation",
+        help="of run, models, scale, own, methods, aggregation, events or cluster",
     )
     show.add_argument(
         "--figures", type=Path, default=DEFAULT_OUT, metavar="FOLDER", help="where figures go (%(default)s)"
@@ -202,6 +214,69 @@ def _methods_command(every: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=DEFAULT_OUT / "methods.json", metavar="FILE.json", help="(%(default)s)"
     )
     every.set_defaults(do=do_methods)
+
+
+def _events_command(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--only",
+        type=lambda text: tuple(
+            SMOKE if name == SMOKE.name else SETTINGS[name] for name in _names(text, [*SETTINGS, SMOKE.name])
+        ),
+        default=tuple(SETTINGS.values()),
+        metavar="A,B",
+        help=f"settings, of {', '.join(SETTINGS)} (all)",
+    )
+    command.add_argument("--repeat", type=int, default=3, metavar="N", help="(%(default)s)")
+    command.add_argument(
+        "--replies", type=int, default=events.REPLIES, help="timed in each repetition (%(default)s)"
+    )
+    command.add_argument(
+        "--data-dir",
+        type=Path,
+        default=os.environ.get("FEDPMT_DATA"),
+        help="folder of MNIST and CIFAR-10; else FEDPMT_DATA, else the user cache",
+    )
+    command.add_argument(
+        "--out", type=Path, default=DEFAULT_OUT / "events.json", metavar="FILE.json", help="(%(default)s)"
+    )
+    command.set_defaults(do=do_events)
+
+
+def _cluster_command(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--repeat", type=int, default=3, metavar="N", help="(%(default)s)")
+    command.add_argument("--rounds", type=int, default=8, help="timed in each repetition (%(default)s)")
+    command.add_argument("--cores", type=int, default=1, help="of each node (%(default)s)")
+    command.add_argument("--small", action="store_true", help="a small fleet, to see that it runs")
+    command.add_argument(
+        "--out", type=Path, default=DEFAULT_OUT / "cluster.json", metavar="FILE.json", help="(%(default)s)"
+    )
+    command.set_defaults(do=do_cluster)
+
+
+def _all_command(command: argparse.ArgumentParser) -> None:
+    parts = ",".join(everything.NAMES)
+    command.add_argument(
+        "--only", type=_parts, default=everything.NAMES, metavar="A,B", help=f"of {parts} (all)"
+    )
+    command.add_argument("--again", type=_parts, default=(), metavar="A,B", help="parts to measure once more")
+    command.add_argument("--quick", action="store_true", help="all parts short, to see that they run")
+    command.add_argument(
+        "--folder", type=Path, default=DEFAULT_OUT / "all", help="where complete parts are kept (%(default)s)"
+    )
+    command.add_argument(
+        "--docs", type=Path, default=Path("docs"), help="the documentation to be written (%(default)s)"
+    )
+    command.add_argument(
+        "--data-dir",
+        type=Path,
+        default=os.environ.get("FEDPMT_DATA"),
+        help="folder of MNIST and CIFAR-10; else FEDPMT_DATA, else the user cache",
+    )
+    command.set_defaults(do=do_all)
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(_names(text, everything.NAMES))
 
 
 def _choice(command: argparse.ArgumentParser, settings: dict[str, Setting]) -> None:
@@ -349,6 +424,44 @@ def do_methods(given: argparse.Namespace) -> int:
     return 0
 
 
+def do_events(given: argparse.Namespace) -> int:
+    """Measure replies per second without rounds."""
+    data_dir = None if given.data_dir is None else Path(given.data_dir).resolve()
+    results = events.run(given.only, repeat=given.repeat, replies=given.replies, data_dir=data_dir)
+    _write(given.out, results.model_dump_json(indent=1))
+    print(events.events_text(results))
+    return 0
+
+
+def do_cluster(given: argparse.Namespace) -> int:
+    """Measure Flower's simulation on Ray clusters."""
+    from benchmarks import cluster  # it loads Flower, which the other commands can do without
+
+    results = cluster.run(repeat=given.repeat, rounds=given.rounds, cores=given.cores, small=given.small)
+    _write(given.out, results.model_dump_json(indent=1))
+    print("\n\n".join(cluster.tables(results).values()))
+    return 0 if results.same_weights else 1
+
+
+PAGES = ("benchmarks.md", "scale.md")
+
+
+def do_all(given: argparse.Namespace) -> int:
+    """Measure what is missing, and write the pages from what is there."""
+    data_dir = None if given.data_dir is None else Path(given.data_dir).resolve()
+    failed = everything.run(
+        main, given.folder, given.only, again=given.again, quick=given.quick, data_dir=data_dir
+    )
+    files = [str(file) for file in everything.publish(given.folder, given.docs)]
+    for page_file in (given.docs / name for name in PAGES):
+        if files and page_file.exists():
+            figures = str(given.docs / "benchmarks")
+            main(["draw", *files, "--figures", figures, "--format", "png", "--page", str(page_file)])
+    if failed:
+        print(f"not measured: {', '.join(failed)}; the same command tries them again", file=sys.stderr)
+    return 1 if failed else 0
+
+
 def do_draw(given: argparse.Namespace) -> int:
     """Turn JSON files into figures and tables."""
     blocks: dict[str, str] = {}
@@ -384,6 +497,13 @@ def show_file(file: Path) -> tuple[Figure | None, dict[str, str]]:
         return None, {f"{name}-{kind}": text for kind, text in tables.items()}
     if "methods" in content:
         return None, {name: methods.methods_text(methods.MethodResults.model_validate(content))}
+    if "events" in content:
+        return None, {name: events.events_text(events.EventResults.model_validate(content))}
+    if "clusters" in content:
+        from benchmarks import cluster
+
+        parts = cluster.tables(cluster.ClusterResults.model_validate(content))
+        return None, {f"{name}-{kind}": text for kind, text in parts.items()}
     if "copy_seconds" in content:
         averaged = aggregation.AggregationResults.model_validate(content)
         return None, {name: aggregation.aggregation_text(averaged)}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LONG_ROUNDS = 2
 """Timed rounds of a repetition with several local epochs; one more is evaluated and not timed."""
 
-PEERS = ("ours", "plain", "flower", "pfl", "fedjax")
+PEERS = ("ours", "plain", "flower", "pfl", "fedjax", "blazefl", "appfl")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ NAMES = {
     "flower": "Flower, Ray simulation",
     "pfl": "pfl",
     "fedjax": "fedjax",
+    "blazefl": "BlazeFL",
+    "appfl": "APPFL, serial simulation",
 }
 COLUMNS = (
     "simulator", "version", "cores used as", "a round", "ours is faster", "SGD steps", "accuracy", "share of peak",
@@ -28,7 +30,8 @@ MOST_ABOVE_PRICE = 0.1
 MOST_WITH_FIVE = 0.5
 """What FedPMT's round may take of FedAvg's with five local epochs."""
 
-PACKAGES = {"ours": "torch", "plain": "torch", "flower": "flwr", "pfl": "pfl", "fedjax": "fedjax"}
+PACKAGES = {"ours": "torch", "plain": "torch", "flower": "flwr"}
+PACKAGES |= {name: name for name in ("pfl", "fedjax", "blazefl", "appfl")}
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

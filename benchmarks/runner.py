@@ -43,7 +43,29 @@ def requirements(peer: str) -> list[str]:
         "flower": [torch, transformers, "flwr[simulation]==1.41.0"],
         "pfl": [torch, transformers, "pfl[pytorch]==0.6.0"],
         "fedjax": ["fedjax==0.0.17", "jax==0.10.2", "jaxlib==0.10.2"],
+        "blazefl": [torch, numpy, transformers, "tqdm"],
+        "appfl": [torch, numpy, transformers, *APPFL_NEEDS],
     }[peer]
+
+
+APPFL_NEEDS = (
+    "omegaconf", "wandb", "opacus", "colorama", "pandas", "scikit-learn", "matplotlib", "seaborn", "lz4", "zstd",
+    "blosc", "python-xz", "pyyaml", "requests",
+)  # fmt: skip
+"""What the parts of APPFL that are measured import; all that it asks for would be 150 packages."""
+
+
+def alone(peer: str) -> list[str]:
+    """List what pip installs afterwards without its requirements, and why it cannot be asked for with them."""
+    return {
+        # 1.42.0 asks for a certifi younger than itself, which not every index has. The requirements of 1.41.0 are
+        # otherwise the same but for uv, which installs apps' requirements and is not used here.
+        "flower": ["flwr==1.42.0"],
+        # It says that it needs Python 3.12, which PyTorch's CPU build is not at hand for; its code runs on 3.11.
+        "blazefl": ["--ignore-requires-python", "blazefl==2.0.3"],
+        # Its requirements bring a torchvision that does not load next to every build of PyTorch.
+        "appfl": ["appfl==1.12.0"],
+    }.get(peer, [])
 
 
 class CannotInstallError(RuntimeError):
@@ -57,16 +79,16 @@ def python_of(peer: str, folder: Path | None = None) -> Path:
     home = (folder or cache_folder()) / "environments" / peer
     python = home / ("Scripts" if os.name == "nt" else "bin") / "python"
     stamp = home / "requirements.json"
-    wanted = json.dumps(requirements(peer))
+    wanted = json.dumps([requirements(peer), alone(peer)])
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return python
-    print(f"making an environment for {peer}: {', '.join(requirements(peer))}", flush=True)
+    print(f"making an environment for {peer}: {', '.join(requirements(peer) + alone(peer))}", flush=True)
     _run(peer, [sys.executable, "-m", "venv", "--clear", str(home)])
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     # All in one request, so that nothing that follows can bring in another PyTorch.
-    _run(
-        peer,
-        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements(peer)],
-    )
+    _run(peer, [*install, *requirements(peer)])
+    if alone(peer):
+        _run(peer, [*install, "--no-deps", *alone(peer)])
     stamp.write_text(wanted, encoding="utf-8")
     return python
 
@@ -117,6 +139,7 @@ def ways(peer: str, count: int | None = None) -> list[Way]:
             Way(f"{workers} workers", {"workers": workers}) for workers in sorted({count, 1}, reverse=True)
         ],
         "plain": torch_threads,
+        "appfl": torch_threads,
         "pfl": [
             *(
                 [Way(f"{count} processes of 1 thread", {"threads": 1}, {"OMP_NUM_THREADS": "1"}, count)]
@@ -133,14 +156,41 @@ def ways(peer: str, count: int | None = None) -> list[Way]:
             )
             for cpus in sorted({1, count})
         ],
+        # Threads take turns in Python and run side by side in PyTorch; BlazeFL means them for free-threaded Python.
+        "blazefl": [
+            *(
+                [
+                    Way(
+                        f"{count} {mode} of 1 thread",
+                        {"mode": mode, "parallel": count, "threads": 1},
+                        _omp(1),
+                    )
+                    for mode in ("processes", "threads")
+                ]
+                if count > 1
+                else []
+            ),
+            *(
+                Way(
+                    f"1 client of {threads} threads at a time",
+                    {"mode": "serial", "parallel": 1, "threads": threads},
+                    _omp(threads),
+                )
+                for threads in sorted({1, count})
+            ),
+        ],
         # Its pmap backend calls functions that jax 0.10 no longer has.
         "fedjax": [Way("jit, XLA's own threads"), *([Way("jit, 1 thread", {}, single)] if count > 1 else [])],
     }
     return found[peer]
 
 
+def _omp(threads: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(threads)}
+
+
 def _torch(threads: int) -> Way:
-    return Way(f"{threads} threads", {"threads": threads}, {"OMP_NUM_THREADS": str(threads)})
+    return Way(f"{threads} threads", {"threads": threads}, _omp(threads))
 
 
 def environment(way: Way, folder: str) -> dict[str, str]:

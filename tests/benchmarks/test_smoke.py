@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from benchmarks import draw, own
-from benchmarks.__main__ import main, parser, show_file
+from benchmarks.__main__ import PAGES, main, parser, show_file
 from benchmarks.export import random_texts
-from benchmarks.measure import Benchmark, Plan, cases
+from benchmarks.measure import PEERS, Benchmark, Plan, cases
 from benchmarks.methods import MethodResults, job_of, row_of
 from benchmarks.page import aims_table, fill, page, partial_table, setting_table, table
 from benchmarks.peers.common import Job
@@ -201,14 +201,15 @@ def test_tables_are_put_between_their_marks() -> None:
 
 
 def test_the_page_shows_the_results_that_are_kept() -> None:
-    """docs/benchmarks.md has the tables of docs/benchmarks/*.json, as `draw --page` writes them."""
-    shown = (DOCS / "benchmarks.md").read_text()
+    """The pages have the tables of docs/benchmarks/*.json, as `draw --page` writes them."""
+    shown = {name: (DOCS / name).read_text() for name in PAGES}
     for file in (DOCS / "benchmarks").glob("*.json"):
         _, tables = show_file(file)
         assert tables
         for name in tables:
-            assert f"<!-- {name} -->" in shown, name
-        assert fill(shown, tables) == shown, f"{file.name}: run `python -m benchmarks draw --page`"
+            assert any(f"<!-- {name} -->" in text for text in shown.values()), name
+        for text in shown.values():
+            assert fill(text, tables) == text, f"{file.name}: run `python -m benchmarks draw --page`"
 
 
 def test_models_are_the_nets_of_the_other_settings_and_three_more() -> None:
@@ -217,7 +218,7 @@ def test_models_are_the_nets_of_the_other_settings_and_three_more() -> None:
     assert {setting.aim for setting in SETTINGS.values()} == {None}
     assert [setting.aim for setting in MODELS.values()] == [1.3] * 4 + [1.1] * 3
     plan = Plan(tuple(MODELS.values()))
-    assert {case.peer for case in cases(plan)} == {"ours", "plain", "flower", "pfl"}
+    assert {case.peer for case in cases(plan)} == set(PEERS) - {"fedjax"}
     for name, setting in MODELS.items():
         job = setting.job({}, rounds=2, warmup=1, seed=0)
         assert job.filters == job.hidden == ()
@@ -289,7 +290,7 @@ def test_only_a_peers_own_lines_are_read() -> None:
 
 
 def test_every_peer_has_ways_to_use_the_cores(tmp_path: Path) -> None:
-    for peer in ("ours", "plain", "pfl", "flower", "fedjax"):
+    for peer in PEERS:
         assert len({way.name for way in ways(peer, 4)}) == len(ways(peer, 4)) >= 2
         assert ways(peer, 1)
     started = command("pfl", tmp_path / "python", Way("", processes=2), tmp_path / "job.json")
