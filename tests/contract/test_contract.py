@@ -22,8 +22,8 @@ from fedpmt import api
 from fedpmt.methods.averaging import Composed, PartAveraging
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.methods.fedpmt import FedPMT
-from fedpmt.methods.proximal import Proximal
 from fedpmt.methods.heterofl import HeteroFL
+from fedpmt.methods.proximal import Proximal
 from fedpmt.methods.registry import METHODS, create, general_methods
 from fedpmt.records import DEVICES, MODEL_FILE, ROUNDS, RunRecord
 from fedpmt.simulation.checkpoint import read_value

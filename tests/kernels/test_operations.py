@@ -140,10 +140,10 @@ def test_attention_drops_probabilities_and_goes_back_by_the_same() -> None:
     """With values that are all one, an output is the sum of what was kept; its gradient is checked by differences."""
     query, key = drawn(2, 2, 40, 8), drawn(2, 2, 40, 8, seed=1)
 
-    def attend(*given: Tensor) -> Tensor:
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         torch.manual_seed(5)
         with kernels.faster():
-            return F.scaled_dot_product_attention(*given, dropout_p=0.3)
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=0.3)
 
     sums = attend(query, key, torch.ones(2, 2, 40, 8))
     assert float(sums.mean()) == pytest.approx(1.0, abs=0.05)

@@ -159,9 +159,9 @@ class _Gelu(torch.autograd.Function):
         return values
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        (slopes,) = ctx.saved_tensors
+        slopes: Tensor = ctx.saved_tensors[0]
         return gradient * slopes
 
 
@@ -174,7 +174,7 @@ class _Dropout(torch.autograd.Function):
         return _drop(inputs, share, seed)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _drop(gradient.contiguous(), ctx.share, ctx.seed), None, None
 
@@ -213,7 +213,7 @@ class _Attention(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, probabilities = ctx.saved_tensors
         gradient = gradient if gradient.stride(3) == 1 else gradient.contiguous()
