@@ -28,6 +28,8 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Without it, Ray refuses a second node whose address is the loopback interface's.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+    # Else workers give way to everything else that runs on the machine, and hardly move where it is busy.
+    "RAY_worker_niceness": "0",
     "OMP_NUM_THREADS": "1",
 }
 
