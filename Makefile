@@ -71,8 +71,8 @@ OLDEST_FLOWER = 1.41.0
 NEWEST_FLOWER = 1.42.0
 
 # An environment of its own for one version of Flower. What this version asks for in other versions than
-# constraints.txt has is left open. An index may lack one of its requirements (1.42.0 asks for a certifi that is
-# younger than itself): it is then installed on the requirements of the version before, and pip check says so.
+# constraints.txt has is left open. An index may lack one of its requirements (1.42.0 asks for
+# certifi >= 2026.10.19): it is then installed on the requirements of the version before, and pip check says so.
 $(VENV)-flower-%/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(@D)
 	grep -vE '^(flwr|uv|certifi)==' constraints.txt > $(@D)/constraints.txt

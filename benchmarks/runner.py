@@ -58,7 +58,7 @@ APPFL_NEEDS = (
 def alone(peer: str) -> list[str]:
     """List what pip installs afterwards without its requirements, and why it cannot be asked for with them."""
     return {
-        # 1.42.0 asks for a certifi younger than itself, which not every index has. The requirements of 1.41.0 are
+        # 1.42.0 asks for certifi >= 2026.10.19, which not every index has. The requirements of 1.41.0 are
         # otherwise the same but for uv, which installs apps' requirements and is not used here.
         "flower": ["flwr==1.42.0"],
         # It says that it needs Python 3.12, which PyTorch's CPU build is not at hand for; its code runs on 3.11.
