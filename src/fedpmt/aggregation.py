@@ -153,18 +153,18 @@ class CoverageMean:
     def result(self) -> dict[str, Tensor]:
         """The new weights w + Δ, once; tensors that nobody trained are the old ones, not copies."""
         new = dict(self.weights)
-        if self._waiting and self._rule != "zero":
+        if self._rule != "zero" and all(len(waiting) == 1 for waiting in self._waiting.values()):
             new.update(self._step_at_once())
         for name, (change, _) in self.changes().items():
             new[name] = change.add_(self.weights[name]).to(self.weights[name].dtype)
         return new
 
     def _step_at_once(self) -> dict[str, Tensor]:
-        """The new weights of tensors that only one reply has, whole: they need no sum in memory."""
+        """The new weights where there was one reply, of tensors that it has whole: they need no sum in memory."""
         names, tensors, shares, divisors = list[str](), list["Tensor"](), list[float](), list[float]()
         for name, waiting in self._waiting.items():
             trained = self._covers[name] if self._rule == "overlap" else self._total
-            if len(waiting) > 1 or name in self._sums or isinstance(trained, torch.Tensor):
+            if name in self._sums or isinstance(trained, torch.Tensor):
                 continue
             steps, weights = self._steps.get(name, (1.0, 1.0))
             names.append(name)

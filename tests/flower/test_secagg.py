@@ -18,7 +18,7 @@ from fedpmt.flower import apps, node_problem, strategy
 from fedpmt.flower.deployment import read_app, summable
 from fedpmt.flower.secure import sealed
 from fedpmt.flower.secure.layer_vector import Cover, read_cover
-from fedpmt.methods.averaging import Averaged, PartAveraging
+from fedpmt.methods.averaging import Averaged, MeanFold, PartAveraging
 from fedpmt.methods.base import Round
 from fedpmt.parts.part import Whole
 from fedpmt.seeds import Seeds
@@ -525,10 +525,10 @@ def test_methods_whose_layers_add_up_train_whole_tensors(name: str) -> None:
     given = api.settings_of({**RUN, "method": name})
     method, structure = api.method_of(given), api.paper_problem_of(given).model.structure
     assert isinstance(method, PartAveraging)
-    assert type(method).fold is PartAveraging.fold
-    assert method.rule == "overlap"
     free = cast("Any", None)  # nothing is priced without a budget
     round_ = Round(0, lambda part: free, Seeds(0, 0))
+    assert type(method.fold(Averaged(structure, {}), round_)) is MeanFold
+    assert method.rule == "overlap"
     offer = method.offer(Averaged(structure, {}), Client(0, None, None, 20, 2), round_)
     assert all(isinstance(selection, Whole) for part in offer for selection in part.trained.values())
 

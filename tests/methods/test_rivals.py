@@ -229,7 +229,7 @@ def test_momentum_distillation_by_hand() -> None:
     The whole net moves layers 2 and 3 by 2 and 4: m = 3. In the next round, with β = 0.25, a net of two layers that
     moves its last one by 1 is folded as 0.75 · 1 + 0.25 · 3 = 1.5, and what it says of its first layer stays.
     """
-    bench = Bench(InclusiveFL(momentum=0.25), deep_net())
+    bench = Bench(InclusiveFL(teaching=0.25), deep_net())
     assert [dict(lesson.tensors) for lesson in bench.method.lessons(bench.state.model.structure)] == [
         {"1.bias": ("1.bias", "3.bias")},
         {"3.weight": ("3.weight", "5.weight"), "3.bias": ("3.bias", "5.bias")},
@@ -262,8 +262,8 @@ def test_momentum_distillation_by_hand() -> None:
 
 
 def test_momentum_is_refused_where_no_layers_are_alike() -> None:
-    with pytest.raises(SettingError, match=r"inclusivefl\.momentum must be 0 for this model \(got 0\.2\)"):
-        Bench(InclusiveFL(momentum=0.2))
+    with pytest.raises(SettingError, match=r"inclusivefl\.teaching must be 0 for this model \(got 0\.2\)"):
+        Bench(InclusiveFL(teaching=0.2))
 
 
 @pytest.mark.parametrize("name", ["BERT", "timm resnet18", "timm vit_tiny", "LSTM"])
@@ -362,11 +362,11 @@ def test_at_least_one_weight_is_kept() -> None:
         (FIARSE, {"size": 0.0}, r"fiarse\.size must be > 0 and <= 1 \(got 0\.0\)"),
         (FeDepth, {"blocks": 0}, r"fedepth\.blocks must be >= 1 \(got 0\)"),
         (DepthFL, {"exits": 0}, r"depthfl\.exits must be >= 1 \(got 0\)"),
-        (InclusiveFL, {"momentum": 1.0}, r"inclusivefl\.momentum must be >= 0 and < 1 \(got 1\.0\)"),
+        (InclusiveFL, {"teaching": 1.0}, r"inclusivefl\.teaching must be >= 0 and < 1 \(got 1\.0\)"),
         (
             InclusiveFL,
-            {"momentum": 0.2, "mean": "median"},
-            r"inclusivefl\.momentum must be 0 with a robust mean",
+            {"teaching": 0.2, "mean": "median"},
+            r"inclusivefl\.teaching must be 0 with a robust mean",
         ),
         (InclusiveFL, {"distil": -1.0}, r"inclusivefl\.distil must be >= 0 \(got -1\.0\)"),
         (

@@ -186,7 +186,12 @@ def _widths(
         any(trained)
         and all(trained[trained.index(True) :])
         # Compiled code moves all tensors of a layer.
-        and all(name in part.trained for shape in known[-1][trained.index(True) :] for name in shape.names)
+        and all(
+            name in part.trained
+            for shape in known[-1][trained.index(True) :]
+            for name in shape.names
+            if name in received
+        )
         and (all(trained) or not inner)  # the frozen layers of each width are others
         and ends == {(first.inputs, last.own_outputs)}
         and not any(isinstance(selection, Mask) for selection in part.sent.values())

@@ -186,7 +186,7 @@ class ExitsFold(Fold[Exits]):
         self._state, self._dynamic = state, bool(method.dynamic)
         self._mean = MeanFold(state.model, "overlap", method.weight, method.server, method.mean)
         self._moved = dict[str, "Tensor"]()  # Σ_k (θ_k - θ^t)
-        self._beta, self._weight = method.momentum, method.weight
+        self._beta, self._weight = method.teaching, method.weight
         self._lessons = method.lessons(state.model.structure) if self._beta else ()
         self._taught = dict[str, tuple["Tensor", float]]()  # Σ_k a_k mean_l Δ_k[l] and Σ_k a_k
 
@@ -243,7 +243,7 @@ class DepthFL(Method[Exits, Any]):
     distil: float = 1.0  # the largest w_t; 0: classifiers don't learn from each other
     ramp: int = 300  # T, rounds until w_t is at its largest
     dynamic: float = 0.0  # α of FedDyn; 0: without it
-    momentum: float = 0.0  # β of InclusiveFL's momentum distillation; 0: without it
+    teaching: float = 0.0  # β of InclusiveFL's momentum distillation; 0: without it
     predicts: Literal["own", "ensemble"] = (
         "own"  # what is evaluated: the model's own classifier, or the mean of all
     )
@@ -257,13 +257,13 @@ class DepthFL(Method[Exits, Any]):
             distil=(self.distil >= 0, ">= 0"),
             ramp=(self.ramp >= 0, ">= 0"),
             dynamic=(self.dynamic >= 0, ">= 0"),
-            momentum=(0 <= self.momentum < 1, ">= 0 and < 1"),
+            teaching=(0 <= self.teaching < 1, ">= 0 and < 1"),
         )
         require(
             self,
             # The next round's momentum is a plain mean, through which a false reply would reach all.
-            momentum=(not self.momentum or self.mean == PLAIN, "0 with a robust mean"),
-            dynamic=(not self.dynamic or not self.momentum, "0 with momentum"),
+            teaching=(not self.teaching or self.mean == PLAIN, "0 with a robust mean"),
+            dynamic=(not self.dynamic or not self.teaching, "0 with teaching"),
         )
         plain = self.server == REPLACE and self.mean == PLAIN
         require(self, dynamic=(self.dynamic == 0 or plain, "0 with a server optimizer or a robust mean"))
@@ -275,7 +275,7 @@ class DepthFL(Method[Exits, Any]):
             needs_classes=True,
             combines="overlap mean"
             + (", FedDyn" if self.dynamic else "")
-            + (", momentum distillation" if self.momentum else ""),
+            + (", momentum distillation" if self.teaching else ""),
             keeps="a gradient of its loss" if self.dynamic else "",
             budget=acts("device"),
         )
@@ -302,7 +302,7 @@ class DepthFL(Method[Exits, Any]):
         return nets_with_exits(name, model, example, ends, rng, every=self.heads == "all") if ends else {}
 
     def lessons(self, structure: Structure) -> tuple[Lesson, ...]:
-        """Who learns what from whom, with momentum."""
+        """Who learns what from whom, with momentum distillation."""
         *_, whole, _ = self.depths(structure)
         memo, key = structure.memo, (lessons, whole.model)
         if key not in memo:
@@ -312,10 +312,10 @@ class DepthFL(Method[Exits, Any]):
 
     def init(self, setup: Setup) -> Exits:
         whole = setup.prototypes.get(ALL_EXITS, setup.prototypes[GLOBAL])
-        if self.momentum and not any(lesson.tensors for lesson in self.lessons(whole.structure)):
+        if self.teaching and not any(lesson.tensors for lesson in self.lessons(whole.structure)):
             name = type(self).__name__.lower()
             raise SettingError(
-                f"{name}.momentum must be 0 for this model (got {self.momentum:g}): behind no exit there is a layer "
+                f"{name}.teaching must be 0 for this model (got {self.teaching:g}): behind no exit there is a layer "
                 "of the same shape as the one before it"
             )
         return Exits(Averaged(whole.structure, whole.tensors), setup.population)
@@ -357,7 +357,7 @@ class DepthFL(Method[Exits, Any]):
         return Predictor("global", GLOBAL, own)
 
     def neutral(self) -> Self:
-        return replace(self, exits=1, dynamic=0.0, momentum=0.0)
+        return replace(self, exits=1, dynamic=0.0, teaching=0.0)
 
 
 @dataclass(frozen=True)
