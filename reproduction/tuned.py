@@ -460,8 +460,8 @@ EMBEDDED = Tuned(
     at_usual_rate=True,
 )
 HALF = (
-    " Trials on CIFAR-10 have one seed, and 100 rounds i.i.d., 200 on other splits: i.i.d. they favour settings that are "
-    "ahead early, and some methods end higher with the plain mean (see *accuracy at the task's rate*)."
+    " Trials on CIFAR-10 have one seed, and 100 rounds i.i.d., 200 on other splits: i.i.d. they favour settings that "
+    "are ahead early, and some methods end higher with the plain mean (see *accuracy at the task's rate*)."
 )
 CIFAR10 = Tuned(
     "tuned-cifar10",
