@@ -71,12 +71,14 @@ def test_help_takes_little_processor_time() -> None:
 
 
 def test_a_run_is_on_disk_soon_and_does_without_the_compiler_of_torch(tmp_path: Path) -> None:
-    """The compiler takes two seconds to load, more than all of the rest of torch."""
+    """The compiler takes more to load than all of the rest of torch, which is the measure: machines differ."""
+    start = processor_seconds()
+    assert python("import torch").returncode == 0
     before, out = processor_seconds(), tmp_path / "run"
     ended = python(WITHOUT, "torch._dynamo,sympy,matplotlib", "run", "--rounds", "1", "--out", out)
     assert ended.returncode == 0, ended.stderr
     assert (out / "result.json").exists()
-    assert processor_seconds() - before < 3.5
+    assert processor_seconds() - before < 2.5 * (before - start)
 
 
 def test_the_folder_is_written_before_torch_is_loaded(tmp_path: Path) -> None:
