@@ -447,7 +447,7 @@ PAGES = ("benchmarks.md", "scale.md")
 
 
 def do_all(given: argparse.Namespace) -> int:
-    """Measure what is missing, and write the pages from what is there."""
+    """Run the parts that have no results yet, then write the pages from all results."""
     data_dir = None if given.data_dir is None else Path(given.data_dir).resolve()
     failed = everything.run(
         main, given.folder, given.only, again=given.again, quick=given.quick, data_dir=data_dir

@@ -19,7 +19,7 @@ MACHINE = Machine(cpu="a CPU", cores=2, memory_gib=8, system="an OS", python="3.
 
 
 class Commands:
-    """Stands for the command line: writes the file that it is asked for, and fails where it is told to."""
+    """A stand-in for the command line, which writes an output file for each part except those told to fail."""
 
     def __init__(self, *failing: str) -> None:
         self.failing = failing

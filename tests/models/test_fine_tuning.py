@@ -100,7 +100,7 @@ def test_adapters_are_trained_and_sent_by_depth_and_the_base_comes_once(name: st
         samples=8,
         batch=4,
         epochs=2,
-        rounds=20,
+        rounds=30,
         optimizer="adam",
         lr=0.02,
         levels=",".join(["1/3", "1/2", "1"][-len(layers) :]),
@@ -109,7 +109,7 @@ def test_adapters_are_trained_and_sent_by_depth_and_the_base_comes_once(name: st
         workers=1,
     )
     losses = [step.loss for step in run.rounds if step.loss is not None]
-    assert losses[-1] < 0.95 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
 
     # Only what requires a gradient has changed, and the file loads strictly into a fresh wrapper.
     after = load_file(tmp_path / "run" / "model.safetensors")
