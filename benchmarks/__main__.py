@@ -53,9 +53,7 @@ def parser() -> argparse.ArgumentParser:
         "threads", help="only find the best way of using the cores for each simulator"
     )
     _choice(threads, SETTINGS)
-    threads.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT / "threads.json", metavar="FILE.json", help="(%(default)s)"
-    )
+    _out(threads, "threads.json")
     threads.set_defaults(do=do_threads)
 
     smoke = commands.add_parser(
@@ -73,13 +71,7 @@ def parser() -> argparse.ArgumentParser:
     mean.add_argument("--updates", type=int, default=aggregation.UPDATES, help="to be averaged (%(default)s)")
     mean.add_argument("--repeat", type=int, default=3, metavar="N", help="(%(default)s)")
     mean.add_argument("--no-flower", action="store_true", help="leave Flower out")
-    mean.add_argument(
-        "--out",
-        type=Path,
-        default=DEFAULT_OUT / "aggregation.json",
-        metavar="FILE.json",
-        help="(%(default)s)",
-    )
+    _out(mean, "aggregation.json")
     mean.set_defaults(do=do_aggregation)
 
     grow = commands.add_parser(
@@ -87,9 +79,7 @@ def parser() -> argparse.ArgumentParser:
     )
     grow.add_argument("--repeat", type=int, default=3, metavar="N", help="(%(default)s)")
     grow.add_argument("--quick", action="store_true", help="small sizes only")
-    grow.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT / "scale.json", metavar="FILE.json", help="(%(default)s)"
-    )
+    _out(grow, "scale.json")
     grow.set_defaults(do=do_scale)
 
     inside = commands.add_parser(
@@ -98,9 +88,7 @@ def parser() -> argparse.ArgumentParser:
     _choice(inside, SETTINGS)
     inside.add_argument("--repeat", type=int, default=3, metavar="N", help="(%(default)s)")
     inside.add_argument("--rounds", type=int, default=10, help="of a repetition (%(default)s)")
-    inside.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT / "own.json", metavar="FILE.json", help="(%(default)s)"
-    )
+    _out(inside, "own.json")
     inside.set_defaults(do=do_own)
 
     _methods_command(
@@ -140,6 +128,21 @@ def parser() -> argparse.ArgumentParser:
     )
     show.set_defaults(do=do_draw)
     return top
+
+
+def _data_dir(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--data-dir",
+        type=Path,
+        default=os.environ.get("FEDPMT_DATA"),
+        help="folder of MNIST and CIFAR-10; else FEDPMT_DATA, else the user cache",
+    )
+
+
+def _out(command: argparse.ArgumentParser, name: str) -> None:
+    command.add_argument(
+        "--out", type=Path, default=DEFAULT_OUT / name, metavar="FILE.json", help="(%(default)s)"
+    )
 
 
 def _measuring(
@@ -185,9 +188,7 @@ def _measuring(
         metavar="FILE.json",
         help="take the ways of using the cores that a run, or `threads`, found on this machine",
     )
-    command.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT / out, metavar="FILE.json", help="(%(default)s)"
-    )
+    _out(command, out)
     command.set_defaults(do=do_run, warmup=warmup)
 
 
@@ -204,15 +205,8 @@ def _methods_command(every: argparse.ArgumentParser) -> None:
     )
     every.add_argument("--repeat", type=int, default=3, metavar="N", help="(%(default)s)")
     every.add_argument("--rounds", type=int, default=6, help="timed in each repetition (%(default)s)")
-    every.add_argument(
-        "--data-dir",
-        type=Path,
-        default=os.environ.get("FEDPMT_DATA"),
-        help="folder of CIFAR-10; else FEDPMT_DATA, else the user cache",
-    )
-    every.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT / "methods.json", metavar="FILE.json", help="(%(default)s)"
-    )
+    _data_dir(every)
+    _out(every, "methods.json")
     every.set_defaults(do=do_methods)
 
 
@@ -230,15 +224,8 @@ def _events_command(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--replies", type=int, default=events.REPLIES, help="timed in each repetition (%(default)s)"
     )
-    command.add_argument(
-        "--data-dir",
-        type=Path,
-        default=os.environ.get("FEDPMT_DATA"),
-        help="folder of MNIST and CIFAR-10; else FEDPMT_DATA, else the user cache",
-    )
-    command.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT / "events.json", metavar="FILE.json", help="(%(default)s)"
-    )
+    _data_dir(command)
+    _out(command, "events.json")
     command.set_defaults(do=do_events)
 
 
@@ -247,9 +234,7 @@ def _cluster_command(command: argparse.ArgumentParser) -> None:
     command.add_argument("--rounds", type=int, default=8, help="timed in each repetition (%(default)s)")
     command.add_argument("--cores", type=int, default=1, help="of each node (%(default)s)")
     command.add_argument("--small", action="store_true", help="a small fleet, to see that it runs")
-    command.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT / "cluster.json", metavar="FILE.json", help="(%(default)s)"
-    )
+    _out(command, "cluster.json")
     command.set_defaults(do=do_cluster)
 
 
@@ -266,12 +251,7 @@ def _all_command(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--docs", type=Path, default=Path("docs"), help="the documentation to be written (%(default)s)"
     )
-    command.add_argument(
-        "--data-dir",
-        type=Path,
-        default=os.environ.get("FEDPMT_DATA"),
-        help="folder of MNIST and CIFAR-10; else FEDPMT_DATA, else the user cache",
-    )
+    _data_dir(command)
     command.set_defaults(do=do_all)
 
 
@@ -297,12 +277,7 @@ def _choice(command: argparse.ArgumentParser, settings: dict[str, Setting]) -> N
         metavar="SECONDS",
         help="a round that takes longer is cut off (%(default)s)",
     )
-    command.add_argument(
-        "--data-dir",
-        type=Path,
-        default=os.environ.get("FEDPMT_DATA"),
-        help="folder of MNIST and CIFAR-10; else FEDPMT_DATA, else the user cache",
-    )
+    _data_dir(command)
     command.add_argument(
         "--work",
         type=Path,

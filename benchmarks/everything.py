@@ -101,9 +101,4 @@ def publish(folder: Path, docs: Path) -> list[Path]:
     target = docs / "benchmarks"
     target.mkdir(parents=True, exist_ok=True)
     there = [folder / f"{name}.json" for name in NAMES if name not in UNPUBLISHED]
-    return [_copy(file, target / file.name) for file in there if file.exists()]
-
-
-def _copy(source: Path, target: Path) -> Path:
-    shutil.copyfile(source, target)
-    return target
+    return [shutil.copyfile(file, target / file.name) for file in there if file.exists()]

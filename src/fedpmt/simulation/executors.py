@@ -22,7 +22,6 @@ from fedpmt.training.loop import compiled_round, conclude, local_round, why_not_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     import numpy as np
 
@@ -121,7 +120,8 @@ class Plain:
                 self.paths.checked = True
                 self.paths.left_to_autograd = why_not_compiled(work, job)
             seeded = _seeded(unit.rng("forward"), job.model.device, self.seeding) if self.stochastic else None
-            with seeded or contextlib.nullcontext(), _quick(job, fast=self.fast):
+            quick = kernels.faster() if self.fast else contextlib.nullcontext()
+            with seeded or contextlib.nullcontext(), quick:
                 found = local_round(work, job)
         return conclude(work, *found)
 
@@ -249,11 +249,6 @@ class Parallel:
         finally:
             for future in waiting:
                 future.cancel()
-
-
-def _quick(job: Job[Any], *, fast: bool) -> AbstractContextManager[object]:
-    """Where compiled code may be used, it also takes single operations of autograd's."""
-    return kernels.faster() if fast and job.model.device.type == "cpu" else contextlib.nullcontext()
 
 
 def _answer(one: Plain, work: LocalWork[Any], unit: Unit) -> tuple[Reply, Any, PathsTaken]:

@@ -211,8 +211,7 @@ class Federation:
     ) -> dict[str, Any]:
         """What is only known once a round is over, as fields of its record: metrics, and every so often a score."""
         settings = self.settings
-        mean = losses[0] if len(losses) == 1 else float(np.mean(losses)) if losses else None
-        metrics = {**({} if mean is None else {LOSS: mean}), **step.metrics}
+        metrics = {**({LOSS: float(np.mean(losses))} if losses else {}), **step.metrics}
         if settings.dp_clip is not None and settings.dp_noise > 0:
             metrics["epsilon"] = self.epsilon(progress)
         fields = {
