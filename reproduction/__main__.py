@@ -63,7 +63,7 @@ PUBLISHED = {
     "tuned-embedded": "tuned-embedded --seeds 0-9",
     "tuned-cifar10": "tuned-cifar10 --seeds 0-2",
     "tuned-cifar10-all": "tuned-cifar10-all --seeds 0-2",
-    "tuned-elsewhere": "tuned-elsewhere --seeds 0-2",
+    "tuned-elsewhere": "tuned-elsewhere --seeds 0-9",
     "blocks": "blocks",
     "orderings": "orderings --seeds 0-4",
     "ablation": "ablation --seeds 0-9",
@@ -264,13 +264,14 @@ def _produce(
     """Play what is missing, pack it, publish the page, and list what was written."""
     from reproduction.artefact import publish, write_verdicts
 
-    for dependent in (False, True):
-        wanted = experiment.then(library, scope) if dependent else experiment.runs(scope)
+    wanted, before = experiment.runs(scope), None
+    while wanted != before:
         if not draw_only:
             _play(library, wanted)
         packed = library.pack(experiment.name, wanted)
         if packed is not None:
             say(str(packed))
+        wanted, before = experiment.then(library, scope), wanted
     made = _made(experiment, library, scope)
     for path in publish(made, out):
         say(str(path))

@@ -158,7 +158,16 @@ def rows_of(case: Case, runs: Runs, usual: Runs) -> list[dict[str, Any]]:
                 "at_usual_rate_text": "-" if at_usual is None else percent(at_usual),
             }
         )
+    for row in rows:
+        row["sooner_than_reference"] = {str(target): _sooner(row, rows, target) for target in case.targets}
     return sorted(rows, key=lambda row: -row["accuracy"])
+
+
+def _sooner(row: Row, rows: Sequence[Row], target: float) -> float | None:
+    """How many times sooner than FedAvg an entrant is at an accuracy, where both get there in every seed."""
+    there = _times(rows, target)
+    both = REFERENCE in there and row["title"] in there
+    return there[REFERENCE] / there[row["title"]] if both else None
 
 
 def _row(case: Case, title: str, runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -267,7 +276,7 @@ def _chance(value: float) -> str:
 
 
 def _settings_table(case: Case, rows: Sequence[Row]) -> Table:
-    counts = {entrant.title: len(case.trials_of(entrant)) for entrant in case.entrants}
+    counts = {entrant.title: case.choices(entrant) for entrant in case.entrants}
     cells = [
         [
             _named(case, row),
@@ -295,9 +304,8 @@ def text_of(case: Case, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) ->
     said = [f"{counts}, {case.rounds} rounds. {champion} ends at {100 * ours['accuracy']:.1f} %"]
     if others:
         best = max(others, key=lambda row: row["accuracy"])
-        said.append(
-            f"the best other method within the budget, {best['title']}, at {100 * best['accuracy']:.1f} %"
-        )
+        within = " within the budget" if case.has_budget else ""
+        said.append(f"the best other method{within}, {best['title']}, at {100 * best['accuracy']:.1f} %")
     whole = {rival: one for rival, one in verdicts.items() if not rival.endswith(EQUAL_TIME)}
     behind = [rival for rival, one in whole.items() if one.text.endswith("behind")]
     ahead = [rival for rival, one in whole.items() if one.text.endswith("ahead")]
@@ -326,8 +334,9 @@ def _first(target: float, rows: Sequence[Row], ours: Row) -> str:
     told += ", first" if first == champion else f", behind {first} ({there[first] / 60:.1f} min)"
     if first == champion and others:
         told += f"; then {others[0][1]} ({others[0][0] / 60:.1f} min)"
-    if REFERENCE in there:
-        told += f"; {there[REFERENCE] / mine:.1f} times sooner than {REFERENCE}"
+    sooner = _sooner(ours, rows, target)
+    if sooner is not None:
+        told += f"; {sooner:.1f} times sooner than {REFERENCE}"
     return f"{told}."
 
 

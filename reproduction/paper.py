@@ -79,7 +79,7 @@ class Experiment:
     make: Callable[[Library, Scope], Artefact]
     then: Callable[[Library, Scope], list[Settings]] = (
         lambda library, scope: []
-    )  # runs that depend on the first ones
+    )  # what depends on runs that are there; asked until it says nothing new
 
 
 def ranges(seeds: Sequence[int]) -> str:

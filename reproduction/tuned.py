@@ -30,7 +30,7 @@ from reproduction.boards import (
     text_of,
 )
 from reproduction.completion_time import DEADLINE
-from reproduction.natural import PEOPLE, ROLES, Contest, Entrant, draw_panels
+from reproduction.natural import IMAGES, PEOPLE, ROLES, Contest, Entrant, draw_panels
 from reproduction.paper import IID, PARTITIONS, TWO_CLASSES, Experiment, Scope
 from reproduction.readings import TAIL, WATTS, final, guess
 from reproduction.verdicts import CONFIDENCE
@@ -126,7 +126,8 @@ GRID = tuple(Trial(rate, server) for rate, server in product(RATES, SERVERS))
 PLAIN = {"server_optimizer": "none", "server_lr": None}
 ADAM = {"server_optimizer": "adam", "server_lr": 0.01}
 AT_THE_RATE = tuple(Trial(1.0, server) for server in (*SERVERS, ADAM))
-"""Where a trial takes minutes: the task's own rate, with three steps of the server."""
+OTHER_RATES = (0.5, 2.0)
+"""Where a trial takes minutes: three steps of the server at the task's own rate, then other rates with the best."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +146,18 @@ class Case:
     more: Mapping[str, Any] = field(default_factory=dict)
     trial_seeds: Sequence[int] = TRIAL_SEEDS
     grid: Sequence[Trial] = GRID  # what a method may choose from
+    rates: Sequence[float] = ()  # tried afterwards, with the server's step that did best
     people: Contest | None = None  # whose task it is, where that is no leaderboard's
     fixed: Trial | None = None  # of all entrants, without trials: forms of one method
     most_seeds: int | None = None  # of those asked for: where a run takes minutes
     tuned_on: Case | None = None  # whose choices are taken, so that this case has no trials of its own
     champion: str = OURS  # whom the others are set against
     reading: Callable[[RunRecord], float] = final  # what a run comes to
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether devices are limited to what the leaderboard allows them."""
+        return self.more.get("budget", leaderboard.BUDGET) is not None
 
     def base(self, scope: Scope, entrant: Entrant, seed: int) -> Settings:
         """A run as on the leaderboard: the same fleet, budget and held-out data; or as on the page of people."""
@@ -194,25 +201,54 @@ class Case:
         return [*self.entrants[:2], *self.entrants[2:][-1:]] if few else self.entrants
 
     def trials_of(self, entrant: Entrant) -> Sequence[Trial]:
-        """What a method chooses from: what of the grid it can be combined with."""
+        """What a method tries first: what of the grid it can be combined with."""
         if self.tuned_on is not None:
             return self.tuned_on.trials_of(self._counterpart(entrant))
         if self.fixed is not None:
             return (self.fixed,)
-        kind = method_class(entrant.method)
-        if kind().traits.needs_validation:
-            # It trains with the samples that trials are scored on.
+        if _trains_with_validation(entrant):
             return (PLAIN_TRIAL,)
-        has_server = "server" in {one.name for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
-        return [trial for trial in self.grid if has_server or not trial.server]
+        names = {one.name for one in dataclasses.fields(method_class(entrant.method))}  # type: ignore[arg-type]
+        return [trial for trial in self.grid if "server" in names or not trial.server]
+
+    def rates_of(self, entrant: Entrant) -> Sequence[float]:
+        """The rates that a method tries after that."""
+        if self.tuned_on is not None:
+            return self.tuned_on.rates_of(self._counterpart(entrant))
+        return () if self.fixed is not None or _trains_with_validation(entrant) else self.rates
+
+    def choices(self, entrant: Entrant) -> int:
+        """Among how many settings a method chooses."""
+        return len(self.trials_of(entrant)) + len(self.rates_of(entrant))
+
+    def trials(self, library: Library, scope: Scope, entrant: Entrant) -> list[Settings]:
+        """All trials of a method that has a choice, as far as they are known; those of other rates follow the first."""
+        if self.tuned_on is not None or self.choices(entrant) == 1:
+            return []
+        tried = [*self.trials_of(entrant), *self._further(library, scope, entrant)]
+        return [self.trial(scope, entrant, trial, seed) for trial in tried for seed in self.trial_seeds]
 
     def chosen(self, library: Library, scope: Scope, entrant: Entrant) -> Trial | None:
         """Find what did best on validation data; None while a trial is missing."""
         if self.tuned_on is not None:
             return self.tuned_on.chosen(library, scope, self._counterpart(entrant))
-        trials, found = self.trials_of(entrant), []
-        if len(trials) == 1:
-            return trials[0]
+        first = self.trials_of(entrant)
+        if self.choices(entrant) == 1:
+            return first[0]
+        further = self._further(library, scope, entrant)
+        complete = len(further) == len(self.rates_of(entrant))
+        return self._best(library, scope, entrant, [*first, *further]) if complete else None
+
+    def _further(self, library: Library, scope: Scope, entrant: Entrant) -> list[Trial]:
+        """Other rates with the best of the grid; none while a trial of the grid is missing."""
+        rates = self.rates_of(entrant)
+        best = self._best(library, scope, entrant, self.trials_of(entrant)) if rates else None
+        return [] if best is None else [Trial(rate, best.server) for rate in rates]
+
+    def _best(
+        self, library: Library, scope: Scope, entrant: Entrant, trials: Sequence[Trial]
+    ) -> Trial | None:
+        found = []
         for trial in trials:
             runs = [library.find(self.trial(scope, entrant, trial, seed)) for seed in self.trial_seeds]
             scores = [trial_score(run) for run in runs if run is not None]
@@ -231,6 +267,11 @@ class Case:
         return next(one for one in self.tuned_on.entrants if form(one) == form(entrant))
 
 
+def _trains_with_validation(entrant: Entrant) -> bool:
+    """Whether a method trains with the samples that trials are scored on, so that it can't choose by them."""
+    return method_class(entrant.method)().traits.needs_validation
+
+
 def steps_of(base: Settings, rounds: int) -> int:
     """The server steps in which as many replies arrive as in these rounds."""
     return rounds if base.buffer is None else rounds * base.cohort // base.buffer
@@ -245,7 +286,7 @@ def trial_score(run: RunRecord) -> float:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A page: cases, in two stages, since the runs that count depend on the trials."""
+    """A page: cases, in stages, since the runs that count depend on the trials."""
 
     name: str
     title: str
@@ -253,16 +294,13 @@ class Tuned:
     about: str  # how it was done
     at_usual_rate: bool = False  # whether all entrants also play at the task's own rate
 
-    def trials(self, scope: Scope) -> list[Settings]:
-        """All trials, of methods that have a choice."""
+    def trials(self, library: Library, scope: Scope) -> list[Settings]:
+        """All trials, as far as they are known."""
         return [
-            case.trial(scope, entrant, trial, seed)
+            settings
             for case in self.cases
-            if case.tuned_on is None
             for entrant in case.playing(scope)
-            if len(trials := case.trials_of(entrant)) > 1
-            for trial in trials
-            for seed in case.trial_seeds
+            for settings in case.trials(library, scope, entrant)
         ]
 
     def runs(self, library: Library, scope: Scope) -> list[Settings]:
@@ -281,6 +319,11 @@ class Tuned:
             for case, entrant, trial in played
             if seed in case.seeds(scope)
         ]
+
+    def wanted(self, library: Library, scope: Scope) -> list[Settings]:
+        """What is to be played next, and what was: trials come before the runs that depend on them."""
+        trials = self.trials(library, scope)
+        return trials if library.missing(trials) else [*trials, *self.runs(library, scope)]
 
     def page(self, library: Library, scope: Scope) -> Artefact:
         """Tables and charts of the runs that are there."""
@@ -329,7 +372,7 @@ class Tuned:
     @property
     def experiment(self) -> Experiment:
         """As one of the catalogue."""
-        return Experiment(self.name, self.title, self.trials, self.page, self.runs)
+        return Experiment(self.name, self.title, lambda _: [], self.page, self.wanted)
 
 
 def _kept(library: Library, scope: Scope, case: Case, entrant: Entrant, trial: Trial) -> list[RunRecord]:
@@ -362,18 +405,21 @@ def _draw(
 
 def how(grid: Sequence[Trial], note: str = "") -> str:
     """How rates were chosen, with a note of a page's own, and how to read what came out."""
-    rates = dict.fromkeys(f"{trial.rate:g}" for trial in grid)
-    tried = (
-        f"{', '.join(rates)} times the task's rate on devices"
-        if len(rates) > 1
-        else "the task's rate on devices"
-    )
+    rates = list(dict.fromkeys(f"{trial.rate:g}" for trial in grid))
     steps = ["the mean as it is", "a step with momentum 0.9 at rate 0.3"]
     if any(trial.server == ADAM for trial in grid):
         steps.append("a step of Adam at rate 0.01")
+    server = f"a server that takes {', '.join(steps[:-1])} or {steps[-1]}"
+    others = " and ".join(f"{rate:g}" for rate in OTHER_RATES)
+    tried = (
+        f"{', '.join(rates)} times the task's rate on devices, and {server}"
+        if len(rates) > 1
+        else f"{server}, at the task's rate on devices; then {others} times that rate with the best of these"
+    )
+    choices = len(grid) if len(rates) > 1 else len(grid) + len(OTHER_RATES)
     return (
-        f"On each split, each method chooses among {len(grid)} settings by validation data that no device holds: "
-        f"{tried}, and a server that takes {', '.join(steps[:-1])} or {steps[-1]}. The setting that is best over "
+        f"On each split, each method chooses among {choices} settings by validation data that no device holds: "
+        f"{tried}. The setting that is best over "
         "the last third of the trials runs with all seeds, on the test set. A method whose server takes no such step "
         "chooses among rates alone, and one that trains with the validation data takes the task's rate; *choices* says "
         "how many there were. The budget is the leaderboard's: on each device no more `exact` operations than FedPMT's "
@@ -422,26 +468,25 @@ CIFAR10_CASES = tuple(
         split,
         targets,
         200,
-        trial_rounds,
+        200,  # after 100 rounds trials favour what is ahead early, or are level
         0.05,
         BEST,
         trial_seeds=TRIAL_SEEDS[:1],
         grid=AT_THE_RATE,
+        rates=OTHER_RATES,
     )
-    for split, targets, trial_rounds in (
-        (IID, (0.50, 0.55, 0.60), 100),
-        (TWO_CLASSES, (0.40, 0.45, 0.50), 200),  # after 100 the settings of most methods are level
-    )
+    for split, targets in {IID: (0.50, 0.55, 0.60), TWO_CLASSES: (0.40, 0.45, 0.50)}.items()
 )
 TABLE_II = replace(
     CIFAR10_CASES[0],
     name="deadline",
     title=f"CIFAR-10, i.i.d., the paper's deadline of {DEADLINE:g} s",
     entrants=(
-        Entrant(OURS, "fedpmt", TRADED),
+        Entrant(OURS, "fedpmt", {**TRADED, "deadline": None}),
+        Entrant(f"{OURS}, until the deadline", "fedpmt", TRADED),
         Entrant(PAPER, "fedpmt"),
         Entrant("FedAvg", "fedavg", {"deadline": None}),
-        Entrant("FedAvg, plain mean", "fedavg", {"deadline": None, **PLAIN}),
+        Entrant("FedAvg, as published", "fedavg", {"deadline": None, **PLAIN, "lr": 0.05}),
         Entrant("FedAvg, with the deadline", "fedavg"),
     ),
     more={"assign": "deadline", "deadline": DEADLINE, "budget": None},
@@ -449,7 +494,9 @@ TABLE_II = replace(
 )
 """As in Table II, with `exact` prices and the settings chosen i.i.d.
 
-FedAvg waits for everybody, also with the paper's plain mean, or loses the late.
+FedPMT may fit its plan to a tighter deadline than the paper's, by default the tightest that leaves nobody out.
+
+FedAvg waits for everybody, also with the paper's plain mean at its rate, or loses the late.
 """
 
 EMBEDDED = Tuned(
@@ -459,21 +506,22 @@ EMBEDDED = Tuned(
     f"{how(GRID)}\n\n{everybody()}",
     at_usual_rate=True,
 )
-HALF = (
-    " Trials on CIFAR-10 have one seed, and 100 rounds i.i.d., 200 on other splits: i.i.d. they favour settings that "
-    "are ahead early, and some methods end higher with the plain mean (see *accuracy at the task's rate*)."
-)
+ONE_SEED = " Trials have one seed, and as many rounds as the runs that count."
 CIFAR10 = Tuned(
     "tuned-cifar10",
     "Every method at its best rates: CIFAR-10",
     (*CIFAR10_CASES, TABLE_II),
-    how(AT_THE_RATE, f"{HALF} With the paper's deadline, methods take the settings that they chose i.i.d."),
+    how(
+        AT_THE_RATE,
+        f"{ONE_SEED} With the paper's deadline, methods take the settings that they chose i.i.d.; the traded plan "
+        "fits its rounds to the tightest deadline that leaves nobody out or, *until the deadline*, to the paper's.",
+    ),
 )
 CIFAR10_ALL = Tuned(
     "tuned-cifar10-all",
     "Every method at its best rates, on both clocks: CIFAR-10",
     tuple(replace(case, entrants=ALL) for case in CIFAR10_CASES),
-    f"{how(AT_THE_RATE, HALF)}\n\n{everybody()}",
+    f"{how(AT_THE_RATE, ONE_SEED)}\n\n{everybody()}",
 )
 """The trials and runs of `tuned-cifar10` are among its own."""
 
@@ -489,6 +537,8 @@ ELSEWHERE = Tuned(
             partition="dirichlet:0.3",
             targets=(0.45, 0.50, 0.55),
             entrants=FEW,
+            tuned_on=CIFAR10_CASES[1],
+            most_seeds=3,
         ),
         replace(
             EMBEDDED_CASES[1],
@@ -497,6 +547,7 @@ ELSEWHERE = Tuned(
             entrants=FEW,
             trial_seeds=TRIAL_SEEDS[:1],
             grid=AT_THE_RATE,
+            rates=OTHER_RATES,
             more={"epochs": 5},
         ),
         *(
@@ -507,17 +558,24 @@ ELSEWHERE = Tuned(
                 "natural",
                 people.targets,
                 people.rounds,
-                people.rounds,
+                people.rounds if people is PEOPLE else people.rounds // 2,
                 0.1,
                 FEW,
                 trial_seeds=TRIAL_SEEDS[:1],
                 grid=AT_THE_RATE,
+                rates=OTHER_RATES if people is PEOPLE else (),
                 people=people,
+                most_seeds=None if people is PEOPLE else 3,
             )
-            for people in (PEOPLE, ROLES)
+            for people in (PEOPLE, ROLES, IMAGES)
         ),
     ),
-    how(AT_THE_RATE, HALF),
+    how(
+        AT_THE_RATE,
+        " Trials have one seed, and as many rounds as the runs that count. Shakespeare's roles and MobileNetV2, where "
+        "a run takes minutes, are the exceptions: trials of half the rounds, and only the server's step is chosen. "
+        "With Dirichlet 0.3, methods take the settings that they chose with two classes.",
+    ),
 )
 
 FORMS = (
@@ -525,6 +583,7 @@ FORMS = (
     Entrant("the paper's plan", "fedpmt"),
     Entrant("no server step", "fedpmt", {**TRADED, **PLAIN}),
     Entrant("the paper's plan, no server step", "fedpmt", PLAIN),
+    Entrant("server Adam", "fedpmt", {**TRADED, **ADAM}),
     Entrant("s = 0.3", "fedpmt", {**TRADED, "options": {"share": 0.3}}),
     Entrant("s = 0.7", "fedpmt", {**TRADED, "options": {"share": 0.7}}),
     Entrant("normalised by steps", "fedpmt", {**TRADED, "options": {"normalise": "steps"}}),
@@ -532,10 +591,12 @@ FORMS = (
     Entrant("rotated, normalised by draws", "fedpmt", {"plan": "rotated", "options": {"normalise": "draws"}}),
     Entrant("by expected decrease", "reproduction.plans:ExpectedDecrease", TRADED),
     Entrant("calibrated by label counts", "reproduction.plans:Calibrated", TRADED),
-    Entrant("server Adam", "fedpmt", {**TRADED, **ADAM}),
     Entrant("server Yogi", "fedpmt", {**TRADED, "server_optimizer": "yogi", "server_lr": 0.01}),
 )
 """FedPMT with one thing changed at a time."""
+
+MAIN_FORMS = FORMS[:5]
+"""The plan and the server's step, where a run takes minutes."""
 
 ABLATION_HOW = (
     "FedPMT with the traded plan (s = 0.5) and server momentum 0.9 at rate 0.3, and the same with one thing "
@@ -550,7 +611,7 @@ ABLATION = Tuned(
     "What each ingredient of FedPMT buys",
     tuple(replace(case, entrants=FORMS, fixed=MOMENTUM) for case in EMBEDDED_CASES)
     + tuple(
-        replace(case, name=f"cifar10-{case.name}", entrants=FORMS, fixed=MOMENTUM, most_seeds=3)
+        replace(case, name=f"cifar10-{case.name}", entrants=MAIN_FORMS, fixed=MOMENTUM, most_seeds=3)
         for case in CIFAR10_CASES
     ),
     ABLATION_HOW,
@@ -577,7 +638,10 @@ DEPTH = (
     Entrant("DepthFL, heads alone", "inclusivefl"),
     Entrant("HeteroFL", "heterofl"),
 )
-SIZES = tuple(Entrant(title, title.lower()) for title in ("FIARSE", "HeteroFL", "FedRolex"))
+SIZES = (
+    Entrant("FIARSE", "fiarse"),
+    *(Entrant(title, title.lower(), {"options": {"scaler": False}}) for title in ("HeteroFL", "FedRolex")),
+)
 SIZE_LEVELS = "0.7,0.8,0.9,1"  # who may upload how much; time is not compared
 ORDERINGS_ABOUT = (
     "What two papers say of their methods, checked on embedded images (their nets are larger and their runs longer, so "
@@ -585,7 +649,9 @@ ORDERINGS_ABOUT = (
     "ResNet18: 72.7 % with plain averaging, 76.1 % with FedDyn, against 57.6 %), and FIARSE's sub-models of 1/64, "
     "1/16, 1/4 and all of the weights are on average above those of HeteroFL and FedRolex (CIFAR-10, Dirichlet 0.3: "
     "73.8 % against 66.1 % and 66.0 %). In FIARSE's case a quarter of the devices each may upload 1/64, 1/16, 1/4 "
-    "and all of the model, and the accuracy is the mean over the four sizes.\n\n"
+    "and all of the model, and the accuracy is the mean over the four sizes. HeteroFL and FedRolex take part there "
+    "without their scaler, with which they diverge: it multiplies every layer's outputs by up to 8, which a net needs "
+    "normalization to bear.\n\n"
 )
 
 ORDERINGS = Tuned(

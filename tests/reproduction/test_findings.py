@@ -54,13 +54,18 @@ from reproduction.paper import IID, TWO_CLASSES, Scope
 from reproduction.readings import WATTS, Arrival, accuracy_at, final, joules, log_ratios, reaching
 from reproduction.tuned import (
     ALL,
+    AT_THE_RATE,
     BUFFERED,
+    CIFAR10_CASES,
     EMBEDDED,
     EMBEDDED_CASES,
     GRID,
+    OTHER_RATES,
     OURS,
     PLAIN_TRIAL,
+    TABLE_II,
     WEIGHTS,
+    Trial,
     steps_of,
 )
 from reproduction.verdicts import (
@@ -428,6 +433,32 @@ def test_what_did_best_on_validation_data_plays() -> None:
     final = case.run(scope, entrant, GRID[3], 1)
     assert (final.score_on, final.seed, final.plan) == ("test", 1, "traded")
     assert (final.server_optimizer, final.lr) == ("momentum", wanted[7].lr)
+
+
+def test_other_rates_are_tried_with_the_step_that_did_best() -> None:
+    """So that five trials tune both rates; the choice waits for all of them."""
+    case, scope, entrant = CIFAR10_CASES[0], Scope([0]), WEIGHTS[0]
+    first = [case.trial(scope, entrant, trial, 100) for trial in AT_THE_RATE]
+    further = [Trial(rate, AT_THE_RATE[1].server) for rate in OTHER_RATES]
+    then = [case.trial(scope, entrant, trial, 100) for trial in further]
+
+    class Played:
+        def __init__(self, scores: list[float]) -> None:
+            self.scores = scores
+
+        def find(self, settings: Settings) -> RunRecord | None:
+            place = [*first, *then].index(settings)
+            return run([self.scores[place]] * 6) if place < len(self.scores) else None
+
+    def found(*scores: float) -> tuple[list[Settings], Trial | None]:
+        library: Any = Played(list(scores))
+        return case.trials(library, scope, entrant), case.chosen(library, scope, entrant)
+
+    assert found(0.1, 0.3) == (first, None)
+    assert found(0.1, 0.3, 0.2, 0.4) == ([*first, *then], None)
+    assert found(0.1, 0.3, 0.2, 0.4, 0.2) == ([*first, *then], further[0])
+    assert found(0.1, 0.3, 0.2, 0.2, 0.2) == ([*first, *then], AT_THE_RATE[1])
+    assert case.choices(entrant) == TABLE_II.choices(TABLE_II.entrants[0]) == 5
 
 
 def test_a_method_without_rounds_has_as_many_replies_and_all_methods_choose_from_what_they_can() -> None:

@@ -256,7 +256,8 @@ QUICK = ("complexity", "leaderboard-embedded-even", "people")
 
 SLOW = (
     "accuracy", "completion-time", "studies", "rivals", "leaderboard-cifar10", "leaderboard-embedded",
-    "leaderboard-embedded-deadline", "tuned-embedded", "tuned-cifar10", "ablation", "fine-tuning",
+    "leaderboard-embedded-deadline", "tuned-embedded", "tuned-cifar10", "tuned-elsewhere", "ablation",
+    "orderings", "fine-tuning",
 )  # fmt: skip
 
 

@@ -195,12 +195,14 @@ def test_no_processes_inside_a_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SCRIPT = """
-import sys, torch
+import signal, sys, torch
 from torch import nn
 import fedpmt
 from support import images
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
