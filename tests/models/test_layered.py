@@ -350,7 +350,7 @@ class Reshaping(nn.Module):
     [
         (Reshaping, True),
         (partial(Reshaping, by_view=True), False),  # which fails on channels that are not apart
-        (partial(Reshaping, groups=1), False),  # which gains nothing
+        (partial(Reshaping, groups=1), True),
     ],
 )
 def test_images_are_given_channels_last_where_the_net_takes_them(

@@ -367,14 +367,12 @@ def _with_channels_last(images: Tensor) -> Tensor:
 def prefers_channels_last(module: nn.Module, example: Arrays) -> bool:
     """Whether a net is faster with the channels of each pixel side by side, and computes the same.
 
-    Nets with depthwise convolutions are: a step of a MobileNet takes a third less. Others gain nothing, and a forward
-    pass that reshapes images by `view` can't.
+    Nets with convolutions are: a step of a MobileNet or of a ResNet with BatchNorm takes a third less. A forward pass
+    that reshapes images by `view` can't.
     """
-    depthwise = any(
-        isinstance(one, nn.Conv2d) and 1 < one.groups == one.in_channels for one in module.modules()
-    )
+    convolutions = any(isinstance(one, nn.Conv2d) and max(one.kernel_size) > 1 for one in module.modules())
     images = any(one.dim() == 4 and one.is_floating_point() for one in tensors_in(example))
-    if not (images and depthwise):
+    if not (images and convolutions):
         return False
     module = copy_module(module).eval()
     try:
