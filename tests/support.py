@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FEW",
+    "KINDS",
     "PRESETS",
     "SMALL",
     "STAGES",
@@ -26,6 +27,7 @@ __all__ = [
     "FlatPrice",
     "flat_cost",
     "images",
+    "kinds_fast",
     "presets_slow",
     "samples",
     "small_net",
@@ -36,9 +38,18 @@ PRESETS = ("embracingfl", "fedolf", "salf", "fedpart", "cocofl", "fedel", "inclu
 """Other methods with other values: what is long is checked of these by `make test-slow`."""
 
 
+KINDS = ("fedavg", "fedpmt", "heterofl", "scaffold", "prunefl", "depthfl")
+"""One of each kind: all layers, a suffix, channels, state on devices, masks, a net of its own."""
+
+
 def presets_slow(names: Iterable[str]) -> list[Any]:
     """Methods as parameters of a test that takes a while."""
     return [pytest.param(name, marks=[pytest.mark.slow] if name in PRESETS else []) for name in names]
+
+
+def kinds_fast(names: Iterable[str]) -> list[Any]:
+    """The same where it takes long: all but one of each kind are left to `make test-slow`."""
+    return [pytest.param(name, marks=[] if name in KINDS else [pytest.mark.slow]) for name in names]
 
 
 SMALL: dict[str, Any] = {"devices": 10, "samples": 20, "cohort": 5, "batch": 10, "rounds": 2, "lr": 0.1}

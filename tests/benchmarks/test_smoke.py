@@ -73,6 +73,7 @@ def results(*measurements: Measurement) -> Results:
     )
 
 
+@pytest.mark.slow
 def test_smoke_runs_and_writes_every_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "smoke.json"
     assert main(["smoke", "--out", str(out)]) == 0

@@ -42,10 +42,10 @@ SHARED = {"depths": None, "splitting": "server"}
 ENOUGH = {"fjord": 24, "comet": 80, "fedgkt": 6, "prunefl": 24, "fedasync": 120}
 """That a method needs to get off the ground, where narrow nets learn little at first, or one device is alone."""
 
-LONG = ("comet", "fedgkt", "prunefl", "fiarse", "fedgen")
+LONG = ("comet", "fedgkt", "prunefl", "fiarse", "fedgen", "scaffold")
 """Methods that need many rounds, or long ones, until they are better than a guess: `make test-slow` waits for them."""
 
-WHOLE = ("fedavg", "fedpmt", "heterofl", "scaffold", "fedgkt", "fedbuff")
+WHOLE = ("fedpmt", "scaffold", "fedgkt", "fedbuff")
 """Of each kind of state that devices keep, one whose whole runs are checked in CI."""
 
 GENERATING = ("fedgen", "feddf")
@@ -239,7 +239,7 @@ def test_same_bits_for_any_number_of_workers(tmp_path: Path) -> None:
     assert state(tmp_path / "1") == state(tmp_path / "2") == state(tmp_path / "3")
 
 
-@pytest.mark.parametrize("checkpoint_seconds", ["0", "10"])
+@pytest.mark.parametrize("checkpoint_seconds", ["0", pytest.param("10", marks=pytest.mark.slow)])
 def test_killed_at_any_round_and_resumed(tmp_path: Path, checkpoint_seconds: str) -> None:
     whole = play(tmp_path / "whole")
     folder = tmp_path / "killed"

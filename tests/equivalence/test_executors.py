@@ -14,7 +14,7 @@ from torch import nn
 from fedpmt import api, kernels
 from fedpmt.methods.registry import general_methods
 from fedpmt.types import SettingError
-from support import STAGES, images, presets_slow
+from support import STAGES, images, kinds_fast, presets_slow
 
 
 def weights(**settings: Any) -> dict[str, torch.Tensor]:
@@ -28,8 +28,14 @@ NEVER_COMPILED = ("depthfl",)
 """Methods whose every device trains a net that compiled code does not know."""
 
 
-@pytest.mark.parametrize("method", presets_slow(general_methods()))
-@pytest.mark.parametrize("task", ["fcnn-mnist", "cnn-mnist"])
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [
+        pytest.param(task, *one.values, marks=one.marks)
+        for task, few in {"fcnn-mnist": presets_slow, "cnn-mnist": kinds_fast}.items()
+        for one in few(general_methods())
+    ],
+)
 def test_one_round_agrees_within_rounding(method: str, task: str) -> None:
     options = STAGES.get(method, {})
     # With seed 0 rounding flips a max-pool of SlimFL's: a difference that is none of the executor's.

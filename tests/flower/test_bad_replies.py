@@ -71,6 +71,7 @@ def lied(question: Message, answer: Message) -> Message:
     return answer
 
 
+@pytest.mark.slow
 def test_false_replies_within_the_limit_move_the_mean_and_not_the_median(tmp_path: Path) -> None:
     found: dict[str, float] = {}
     for mean in ("plain", "median"):

@@ -20,7 +20,7 @@ from fedpmt.methods.heterofl import HeteroFL
 from fedpmt.models.layered import layered
 from fedpmt.training.server import Momentum, Yogi, server_settings
 from fedpmt.types import SettingError
-from support import presets_slow
+from support import kinds_fast
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def assert_bytes(deployed: RunRecord, grid: InProcessGrid) -> None:
                 assert accounted < measured <= 1.05 * stated, (measured, stated)
 
 
-@pytest.mark.parametrize("method", presets_slow(CARRIED))
+@pytest.mark.parametrize("method", kinds_fast(CARRIED))
 def test_every_method_has_the_bits_of_the_simulator_and_its_bytes(method: str, tmp_path: Path) -> None:
     simulated = api.run(method, out=tmp_path / "simulated", **BITS)
     deployed, grid = deploy(tmp_path, {**BITS, "method": method})

@@ -471,6 +471,7 @@ def test_the_page_says_what_is_evaluated_and_how_devices_train() -> None:
         assert "`split` of a device's part with the shared part, on all classes" in text
 
 
+@pytest.mark.slow
 def test_the_page_of_a_few_tiny_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entrants, "QUICK_ROUNDS", 3)
     names, split = ["fedpmt", "fedavg", "comet", "heterofl"], TWO_CLASSES

@@ -242,9 +242,9 @@ def test_prices_say_what_fewer_bits_save(name: str) -> None:
 @pytest.mark.parametrize(
     ("method", "kind"),
     [
-        ("fedavg", torch.bfloat16),
+        pytest.param("fedavg", torch.bfloat16, marks=pytest.mark.slow),
         ("fedpmt", torch.bfloat16),
-        ("fedpmt", torch.float16),
+        pytest.param("fedpmt", torch.float16, marks=pytest.mark.slow),
         ("fedavg", torch.float64),
     ],
 )
