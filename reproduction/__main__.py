@@ -42,7 +42,7 @@ PAGES = {
     "fine-tuning": "Pretrained models: MobileNetV2 on CIFAR-10 and MiniLM on Reuters' news.",
     "tuned-embedded": "All methods at rates chosen on validation data, on both clocks: embedded images.",
     "tuned-cifar10": "The best methods at rates chosen on validation data: CIFAR-10.",
-    "tuned-cifar10-all": "The same with all methods, on both clocks: many hours.",
+    "tuned-cifar10-all": "All methods on both clocks, at rates chosen on embedded images: CIFAR-10, many hours.",
     "tuned-elsewhere": "The same on other splits, with five local epochs, and with devices that are people.",
     "blocks": "What one block costs by its place in the net: CoCoFL's measurements against our prices.",
     "orderings": "Published orderings of DepthFL and FIARSE: embedded images.",

@@ -56,6 +56,7 @@ from reproduction.tuned import (
     ALL,
     AT_THE_RATE,
     BUFFERED,
+    CIFAR10_ALL,
     CIFAR10_CASES,
     EMBEDDED,
     EMBEDDED_CASES,
@@ -459,6 +460,30 @@ def test_other_rates_are_tried_with_the_step_that_did_best() -> None:
     assert found(0.1, 0.3, 0.2, 0.4, 0.2) == ([*first, *then], further[0])
     assert found(0.1, 0.3, 0.2, 0.2, 0.2) == ([*first, *then], AT_THE_RATE[1])
     assert case.choices(entrant) == TABLE_II.choices(TABLE_II.entrants[0]) == 5
+
+
+def test_settings_are_carried_over_from_the_same_form_of_a_method() -> None:
+    """FedPMT has four forms: two plans on two clocks."""
+    case, scope = CIFAR10_ALL.cases[1], Scope([0])
+    assert case.tuned_on is EMBEDDED.cases[1]
+    ours = {entrant.title: entrant for entrant in ALL if entrant.method == "fedpmt"}
+    assert len(ours) == 4
+
+    class Played:
+        def find(self, settings: Settings) -> RunRecord:
+            best = (
+                settings.plan == "traded"
+                and settings.clock == "events"
+                and settings.server_optimizer != "none"
+            )
+            return run([0.5 + 0.1 * best + 0.01 * settings.lr] * 6)
+
+    library: Any = Played()
+    chosen = {title: case.chosen(library, scope, entrant) for title, entrant in ours.items()}
+    momentum = {title for title, trial in chosen.items() if trial is not None and trial.server}
+    assert momentum == {f"{OURS}, buffered"}
+    assert {trial.rate for trial in chosen.values() if trial is not None} == {2.0}
+    assert not case.trials(library, scope, ours[OURS])
 
 
 def test_a_method_without_rounds_has_as_many_replies_and_all_methods_choose_from_what_they_can() -> None:
