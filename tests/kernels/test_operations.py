@@ -35,7 +35,7 @@ def outcome(function: Callable[..., Tensor], gradient: Tensor, *inputs: Tensor) 
     return [outputs.detach(), *torch.autograd.grad(outputs, leaves, gradient)]
 
 
-def check_against_double(function: Callable[..., Tensor], *inputs: Tensor) -> None:
+def check_against_double(function: Callable[..., Tensor], *inputs: Tensor, close: float = CLOSE) -> None:
     """Compare with PyTorch's own in double precision, and see that it is not PyTorch's that ran."""
     with kernels.faster():
         shape = function(*inputs).shape
@@ -44,7 +44,7 @@ def check_against_double(function: Callable[..., Tensor], *inputs: Tensor) -> No
     wanted = outcome(function, gradient.double(), *(one.double() for one in inputs))
     for ours, theirs in zip(found, wanted, strict=True):
         assert ours.shape == theirs.shape
-        assert float((ours.double() - theirs).abs().max()) < CLOSE
+        assert float((ours.double() - theirs).abs().max()) < close
     plain = outcome(function, gradient, *inputs)
     assert any(not torch.equal(ours, theirs) for ours, theirs in zip(found, plain, strict=True))
 
@@ -155,7 +155,40 @@ def test_attention_drops_probabilities_and_goes_back_by_the_same() -> None:
     assert (there - back) / 2 == pytest.approx(float((gradient * step).sum()), rel=2e-2)
 
 
+@pytest.mark.parametrize("shape", [(20, 65, 64, 192), (5, 260, 256, 64), (1300, 70, 33)])
+def test_linear_layers(shape: tuple[int, ...]) -> None:
+    *rows, features, outputs = shape
+    inputs, weight, bias = drawn(*rows, features), drawn(outputs, features, seed=1), drawn(outputs, seed=2)
+    check_against_double(F.linear, inputs, weight, bias, close=1e-3)
+    check_against_double(F.linear, inputs.transpose(0, -2), weight, close=1e-3)
+
+
+def test_a_penalty_on_gradients_of_a_linear_layer() -> None:
+    """With a graph of the backward pass, and a gradient that is one number expanded."""
+
+    def penalty(inputs: Tensor, weight: Tensor) -> Tensor:
+        if not inputs.requires_grad:
+            inputs = inputs.clone().requires_grad_()
+        (slopes,) = torch.autograd.grad(F.linear(inputs, weight).sum(), inputs, create_graph=True)
+        return slopes.square().sum().reshape(1)
+
+    weight = drawn(256, 64, seed=1)
+    with kernels.faster():
+        assert operations.linear(drawn(300, 64), weight) is not None
+        value, gradient = outcome(lambda one: penalty(drawn(300, 64), one), torch.ones(1), weight)
+    sums = weight.sum(0)
+    assert float(value) == pytest.approx(300 * float(sums.square().sum()), rel=1e-4)
+    assert torch.allclose(gradient, (600 * sums).expand(256, 64), rtol=1e-3, atol=1e-2)
+
+
 def test_what_it_cannot_do_is_left_to_torch() -> None:
+    wide, narrow = drawn(400, 100), drawn(100, 100)
+    assert operations.linear(wide, narrow) is not None
+    assert operations.linear(wide[:2], narrow) is None  # too small to gain
+    assert operations.linear(wide.double(), narrow.double()) is None
+    assert operations.linear(wide, narrow[:, :50]) is None  # whose message is PyTorch's
+    assert operations.linear(wide, narrow, narrow[0].double()) is None
+    assert operations.linear(wide, narrow[0]) is None
     long = torch.zeros(1, 1, operations.LONGEST + 1, 8)
     short = torch.zeros(1, 2, 4, 8)
     learned = torch.zeros(4, 4, requires_grad=True)
