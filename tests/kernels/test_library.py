@@ -15,7 +15,12 @@ import torch
 from fedpmt import kernels
 from fedpmt.kernels import library
 from fedpmt.kernels.calls import SLICE
+from fedpmt.models.build import build
+from fedpmt.models.nets import NETS
+from fedpmt.parts.depth import full
 from fedpmt.parts.part import Indices, add_at, local_shape
+from fedpmt.seeds import generator
+from support import samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +81,7 @@ def test_a_library_of_another_interface_is_not_used(
     """Its structures would be read at other places than they are written: one line, and no compiled code."""
     package = Path(library.__file__).parent
     changed, old, new = change
-    for name in library.SOURCES:
+    for name in (*library.SOURCES, *library.HEADERS):
         source = (package / name).read_text()
         assert old in source or name != changed
         (anew / name).write_text(source.replace(old, new) if name == changed else source)
@@ -88,6 +93,41 @@ def test_a_library_of_another_interface_is_not_used(
         assert not kernels.available()
     assert len(caplog.records) == 1
     assert "does not match this version of fedpmt" in caplog.text
+
+
+def trained(name: str) -> dict[str, torch.Tensor]:
+    """One of the paper's nets after a few compiled steps, the last batch a small one."""
+    model = build(NETS[name], generator(0, "init"))
+    data = samples(31, NETS[name].input_shape, 10)
+    orders = np.stack([np.random.default_rng(seed).permutation(31) for seed in range(2)])
+    rule = kernels.StepRule(0.1, momentum=0.5)
+    found = kernels.train(
+        model,
+        full(model.structure),
+        model.initial(),
+        data,
+        orders,
+        batch=14,
+        limit=None,
+        cached=True,
+        rule=rule,
+    )
+    assert found is not None
+    return found[0]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", NETS)
+def test_wide_vectors_do_not_change_the_bits(name: str, anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a run can be repeated on a processor that has none."""
+    if "avx512f" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this processor has no vectors of 512 bits")
+    wide = trained(name)
+    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-mno-avx512f"))
+    library.library.cache_clear()
+    narrow = trained(name)
+    assert wide.keys() == narrow.keys()
+    assert all(torch.equal(wide[key], narrow[key]) for key in wide)
 
 
 def test_a_rule_needs_no_torch() -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SOURCES = ("native.c", "operations.c")
+HEADERS = ("products.h",)
 VERSION = 4  # as in both
 LANES = 8  # likewise
 
@@ -125,7 +126,7 @@ def library() -> ctypes.CDLL | None:
     if os.environ.get(SWITCH) == "0" or os.name != "posix" or compiler is None:
         return None
     package = resources.files("fedpmt.kernels")
-    sources = {name: package.joinpath(name).read_bytes() for name in SOURCES}
+    sources = {name: package.joinpath(name).read_bytes() for name in (*SOURCES, *HEADERS)}
     identity = (*sources.values(), compiler.encode(), " ".join(FLAGS).encode(), _processor())
     name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:20]
     built = Path(user_cache_dir("fedpmt")) / "native" / f"{name}.so"
@@ -182,10 +183,10 @@ def _interface(loaded: ctypes.CDLL, name: str) -> list[int]:
 def _build(compiler: str, sources: Mapping[str, bytes], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made, paths = Path(folder) / "native.so", [Path(folder) / name for name in sources]
-        for path, source in zip(paths, sources.values(), strict=True):
-            path.write_bytes(source)
-        command = [compiler, *FLAGS, "-o", str(made), *map(str, paths), "-lm"]
+        made = Path(folder) / "native.so"
+        for name, source in sources.items():
+            (Path(folder) / name).write_bytes(source)
+        command = [compiler, *FLAGS, "-o", str(made), *(str(Path(folder) / name) for name in SOURCES), "-lm"]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         made.replace(target)
 

@@ -22,7 +22,6 @@
 #define VERSION 4
 #define INLINE static inline __attribute__((always_inline))
 
-typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float half __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
 typedef int32_t whole __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
@@ -85,10 +84,10 @@ typedef struct {
     int64_t *counts;          /* how many each filter has */
 } Work;
 
-INLINE vector load(const float *from) { return *(const vector *)from; }
-INLINE void store(float *to, vector value) { *(vector *)to = value; }
 /* Stays in its register: left alone, compilers read it from memory again at each use, and loads become the limit. */
-#ifdef __AVX__
+#if defined(__AVX512F__)
+#define HOLD(value) __asm__("" : "+v"(value))
+#elif defined(__AVX__)
 #define HOLD(value) __asm__("" : "+x"(value))
 #else
 #define HOLD(value)
@@ -108,26 +107,6 @@ static Step step_of(const Plan *plan, const Layer *layer, int fresh) {
     };
 }
 
-/* With momentum: what the gradient is added to, m v + decay w + shift. Its sums begin with it, so that a step has no
- * operation more than without. */
-INLINE vector begin(const Step step, const int fresh, const float *w, const float *velocity, const float *shift) {
-    vector sum = {0};
-    if (!fresh) sum = step.momentum * load(velocity);
-    if (step.decay != 0) sum += step.decay * load(w);
-    if (shift) sum += step.shifted * load(shift);
-    return sum;
-}
-
-/* The weights after the step of a new velocity, which takes the place of the old one. */
-INLINE vector moved(const Step step, const int fresh, const float *w, float *velocity, vector speed) {
-    vector way = speed;
-    /* d + m v, where d = v - m v_old */
-    if (step.nesterov) way += step.momentum * speed;
-    if (step.nesterov && !fresh) way -= step.momentum * load(velocity);
-    store(velocity, speed);
-    return load(w) - step.rate * way;
-}
-
 /* ---- linear layers ---- */
 
 /* How many inputs, and vectors of outputs, of the weights a block in registers holds. */
@@ -145,57 +124,24 @@ typedef struct {
     int64_t count;
 } Batch;
 
-/* y[m] += x[m] w for a block of the weights. */
-INLINE void lift(const int vectors, vector w[ROWS][VECTORS], Batch of, int64_t inputs, int64_t outputs) {
-    for (int64_t m = 0; m < of.count; m++, of.x += inputs, of.y += outputs) {
-        vector sums[VECTORS];
-        for (int v = 0; v < vectors; v++) sums[v] = load(of.y + v * LANES);
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < vectors; v++) sums[v] += of.x[r] * w[r][v];
-        for (int v = 0; v < vectors; v++) store(of.y + v * LANES, sums[v]);
-    }
-}
+/* The most neighbours in a row of an image, and rows and columns of vectors of a filter's gradient, in registers. */
+#define PIXELS 14
+#define GRADIENT_ROWS 5
+#define GRADIENT_VECTORS 10
 
-INLINE void block_forward(const int vectors, const float *w, Batch of, int64_t inputs, int64_t outputs) {
-    vector block[ROWS][VECTORS];
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < vectors; v++) block[r][v] = load(w + r * outputs + v * LANES);
-    lift(vectors, block, of, inputs, outputs);
-}
+#define WIDTH LANES
+#include "products.h"
+#ifdef __AVX512F__
+#define WIDE 16
+#define WIDTH WIDE
+#include "products.h"
+#endif
 
-/* A block takes its step; while it is in registers, the next batch goes through it. */
-INLINE void block_step(const int vectors, const int moving, const int fresh, const Step step, float *w, float *velocity,
-                       const float *shift, const float *x, const float *error, int64_t count, Batch next, int64_t inputs,
-                       int64_t outputs) {
-    vector block[ROWS][VECTORS];
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < vectors; v++) {
-            const int64_t at = r * outputs + v * LANES;
-            block[r][v] = (vector){0};
-            if (moving) block[r][v] = begin(step, fresh, w + at, velocity + at, shift ? shift + at : NULL);
-        }
-    for (int64_t m = 0; m < count; m++, x += inputs, error += outputs) {
-        vector errors[VECTORS];
-        for (int v = 0; v < vectors; v++) {
-            errors[v] = load(error + v * LANES);
-            HOLD(errors[v]);
-        }
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < vectors; v++) block[r][v] += x[r] * errors[v];
-    }
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < vectors; v++) {
-            const int64_t at = r * outputs + v * LANES;
-            if (moving) {
-                block[r][v] = moved(step, fresh, w + at, velocity + at, block[r][v]);
-            } else {
-                block[r][v] = step.kept * load(w + at) - step.rate * block[r][v];
-                if (shift) block[r][v] -= load(shift + at);
-            }
-            store(w + at, block[r][v]);
-        }
-    lift(vectors, block, next, inputs, outputs);
-}
+typedef vector_8 vector;
+#define load load_8
+#define store store_8
+#define begin begin_8
+#define moved moved_8
 
 /* The sums of four vectors. */
 INLINE half totals(vector a, vector b, vector c, vector d) {
@@ -230,18 +176,62 @@ INLINE void rows_down(const int samples, const float *w, const float *error, flo
         *(half *)(below + m * inputs) = totals(sums[m][0], sums[m][1], sums[m][2], sums[m][3]);
 }
 
+#ifdef WIDE
+/* The same for pairs of samples, one in each half of a vector, so that every sum keeps its order. */
+INLINE void rows_down_wide(const int pairs, const float *w, const float *error, float *below, int64_t inputs,
+                           int64_t outputs) {
+    vector_16 sums[3][ROWS];
+    for (int p = 0; p < pairs; p++)
+        for (int r = 0; r < ROWS; r++) sums[p][r] = (vector_16){0};
+    for (int64_t n = 0; n < outputs; n += LANES) {
+        vector_16 errors[3];
+        for (int p = 0; p < pairs; p++) {
+            const vector first = load(error + 2 * p * outputs + n), second = load(error + (2 * p + 1) * outputs + n);
+            errors[p] = __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            HOLD(errors[p]);
+        }
+        for (int r = 0; r < ROWS; r++) {
+            const vector one = load(w + r * outputs + n);
+            vector_16 row = __builtin_shufflevector(one, one, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
+            HOLD(row);
+            for (int p = 0; p < pairs; p++) sums[p][r] += errors[p] * row;
+        }
+    }
+#define LOW(sum) __builtin_shufflevector(sum, sum, 0, 1, 2, 3, 4, 5, 6, 7)
+#define HIGH(sum) __builtin_shufflevector(sum, sum, 8, 9, 10, 11, 12, 13, 14, 15)
+    for (int p = 0; p < pairs; p++) {
+        const vector_16 *own = sums[p];
+        *(half *)(below + 2 * p * inputs) = totals(LOW(own[0]), LOW(own[1]), LOW(own[2]), LOW(own[3]));
+        *(half *)(below + (2 * p + 1) * inputs) = totals(HIGH(own[0]), HIGH(own[1]), HIGH(own[2]), HIGH(own[3]));
+    }
+}
+#endif
+
 /* Goes over the blocks of a chunk of the weights, panel by panel, and calls for those of the next rows meanwhile. */
+#ifdef WIDE
+#define WIDE_BLOCKS(WORK, end)                                                                                   \
+    for (; n + VECTORS * WIDE <= end; n += VECTORS * WIDE) {                                                     \
+        for (int r = 0; r < ROWS; r++)                                                                           \
+            for (int v = 0; v < VECTORS; v++) __builtin_prefetch(w + (k + ROWS + r) * outputs + n + v * WIDE);   \
+        WORK(16, VECTORS);                                                                                       \
+    }                                                                                                            \
+    for (; n + 2 * WIDE <= end; n += 2 * WIDE) { WORK(16, 2); }                                                  \
+    for (; n + WIDE <= end; n += WIDE) { WORK(16, 1); }
+#else
+#define WIDE_BLOCKS(WORK, end)
+#endif
 #define BLOCKS(WORK, first, last)                                                                                \
     for (int64_t panel = 0; panel < outputs; panel += PANEL) {                                                   \
         const int64_t end = panel + PANEL < outputs ? panel + PANEL : outputs;                                   \
         for (int64_t k = first; k < last; k += ROWS) {                                                           \
             int64_t n = panel;                                                                                   \
+            WIDE_BLOCKS(WORK, end)                                                                               \
             for (; n + VECTORS * LANES <= end; n += VECTORS * LANES) {                                           \
                 for (int r = 0; r < ROWS; r++) __builtin_prefetch(w + (k + ROWS + r) * outputs + n);             \
-                WORK(VECTORS);                                                                                   \
+                WORK(8, VECTORS);                                                                                \
             }                                                                                                    \
-            for (; n + 2 * LANES <= end; n += 2 * LANES) { WORK(2); }                                                \
-            for (; n < end; n += LANES) { WORK(1); }                                                                 \
+            for (; n + 2 * LANES <= end; n += 2 * LANES) { WORK(8, 2); }                                         \
+            for (; n < end; n += LANES) { WORK(8, 1); }                                                          \
         }                                                                                                        \
     }
 
@@ -258,7 +248,7 @@ static void rectify(const Layer *layer, float *y, int64_t size) {
 static void linear_forward(const Layer *layer, const float *w, const float *b, Batch of) {
     const int64_t inputs = layer->inputs, outputs = layer->outputs;
     start_sums(layer, b, of);
-#define FORWARD(vectors) block_forward(vectors, w + k * outputs + n, behind(of, k, n), inputs, outputs)
+#define FORWARD(width, vectors) block_forward_##width(vectors, w + k * outputs + n, behind(of, k, n), inputs, outputs)
     BLOCKS(FORWARD, 0, inputs)
     rectify(layer, of.y, of.count * outputs);
 }
@@ -287,23 +277,29 @@ static void linear_backward(const Layer *layer, const Step step, const Values *o
         const int64_t last = first + CHUNK < inputs ? first + CHUNK : inputs;
         for (int64_t k = first; below && k < last; k += ROWS) {
             int64_t m = 0;
+#ifdef WIDE
+            for (; m + 6 <= count; m += 6)
+                rows_down_wide(3, w + k * outputs, error + m * outputs, below + m * inputs + k, inputs, outputs);
+            for (; m + 2 <= count; m += 2)
+                rows_down_wide(1, w + k * outputs, error + m * outputs, below + m * inputs + k, inputs, outputs);
+#endif
 #define DOWN(samples)                                                                                           \
     for (; m + (samples) <= count; m += (samples))                                                              \
     rows_down(samples, w + k * outputs, error + m * outputs, below + m * inputs + k, inputs, outputs)
             DOWN(3);
             DOWN(1);
         }
-#define STEP(vectors)                                                                                           \
-    block_step(vectors, 0, 0, step, w + k * outputs + n, NULL, shift ? shift + k * outputs + n : NULL, x + k, error + n,     \
+#define STEP(width, vectors)                                                                                           \
+    block_step_##width(vectors, 0, 0, step, w + k * outputs + n, NULL, shift ? shift + k * outputs + n : NULL, x + k, error + n,     \
                count, behind(next, k, n), inputs, outputs)
-#define MOVING_STEP(vectors)                                                                                    \
+#define MOVING_STEP(width, vectors)                                                                                    \
     for (int r = 0; r < ROWS; r++)                                                                              \
         for (int v = 0; v < (vectors); v += 2)                                                                  \
-            __builtin_prefetch(velocity + (k + ROWS + r) * outputs + n + v * LANES);                            \
-    block_step(vectors, 1, 0, step, w + k * outputs + n, velocity + k * outputs + n,                                 \
+            __builtin_prefetch(velocity + (k + ROWS + r) * outputs + n + v * width);                            \
+    block_step_##width(vectors, 1, 0, step, w + k * outputs + n, velocity + k * outputs + n,                                 \
                shift ? shift + k * outputs + n : NULL, x + k, error + n, count, behind(next, k, n), inputs, outputs)
-#define FIRST_STEP(vectors)                                                                                     \
-    block_step(vectors, 1, 1, step, w + k * outputs + n, velocity + k * outputs + n,                              \
+#define FIRST_STEP(width, vectors)                                                                                     \
+    block_step_##width(vectors, 1, 1, step, w + k * outputs + n, velocity + k * outputs + n,                              \
                shift ? shift + k * outputs + n : NULL, x + k, error + n, count, behind(next, k, n), inputs, outputs)
         if (step.moving && step.fresh) {
             BLOCKS(FIRST_STEP, first, last)
@@ -364,54 +360,49 @@ void fedpmt_turn(float *own, float *here, int32_t outputs, int32_t channels, int
 
 /* ---- convolutions ---- */
 
-/* PIXELS neighbours in a row, VECTORS x LANES filters of each. */
-INLINE void window(const int pixels, const int vectors, const float *image, int64_t channels, int64_t line, int rows,
-                   int64_t segment, const float *w, const float *b, int64_t filters, float *y) {
-    vector sums[12][2];
-    for (int p = 0; p < pixels; p++)
-        for (int v = 0; v < vectors; v++) sums[p][v] = load(b + v * LANES);
-    for (int row = 0; row < rows; row++) {
-        const float *at = image + row * line;
-        for (int64_t k = 0; k < segment; k++, w += filters) {
-            vector weights[2];
-            for (int v = 0; v < vectors; v++) {
-                weights[v] = load(w + v * LANES);
-                HOLD(weights[v]);
-            }
-            for (int p = 0; p < pixels; p++)
-                for (int v = 0; v < vectors; v++) sums[p][v] += at[p * channels + k] * weights[v];
-        }
-    }
-    for (int p = 0; p < pixels; p++)
-        for (int v = 0; v < vectors; v++) store(y + p * filters + v * LANES, sums[p][v]);
-}
-
 static void convolve(const Layer *layer, const Work *work, const float *w, const float *b, const float *image, float *y) {
     const int64_t channels = layer->inputs, filters = layer->outputs, line = layer->width * channels;
     const int64_t segment = layer->kernel_width * channels;
     const int rows = layer->kernel_height;
     for (int64_t f = 0; f < filters;) {
-        const int vectors = f + 2 * LANES <= filters ? 2 : 1;
+        int64_t taken = f + 2 * LANES <= filters ? 2 * LANES : LANES;
+#ifdef WIDE
+        if (f + 2 * WIDE <= filters) taken = 2 * WIDE;
+#endif
         for (int i = 0; i < work->high; i++) {
             const float *at = image + i * line;
             float *to = y + (int64_t)i * work->broad * filters + f;
             int j = 0;
-#define WINDOWS(pixels, vectors)                                                                              \
-    for (; j + (pixels) <= work->broad; j += (pixels))                                                        \
-    window(pixels, vectors, at + j * channels, channels, line, rows, segment, w + f, b + f, filters, to + j * filters)
-            if (vectors == 2) {
-                WINDOWS(6, 2);
-                WINDOWS(4, 2);
-                WINDOWS(2, 2);
-                WINDOWS(1, 2);
-            } else {
-                WINDOWS(12, 1);
-                WINDOWS(8, 1);
-                WINDOWS(4, 1);
-                WINDOWS(1, 1);
+#define WINDOWS(pixels, width, vectors)                                                                          \
+    for (; j + (pixels) <= work->broad; j += (pixels))                                                           \
+    window_##width(pixels, vectors, at + j * channels, channels, line, rows, segment, w + f, b + f, filters,     \
+                   to + j * filters)
+#ifdef WIDE
+            if (taken == 2 * WIDE) {
+                WINDOWS(10, 16, 2);
+                WINDOWS(4, 16, 2);
+                WINDOWS(1, 16, 2);
+            } else if (taken == WIDE) {
+                if (work->broad % 14 == 0) WINDOWS(14, 16, 1);
+                WINDOWS(12, 16, 1);
+                WINDOWS(8, 16, 1);
+                WINDOWS(4, 16, 1);
+                WINDOWS(1, 16, 1);
+            }
+#endif
+            if (taken == 2 * LANES) {
+                WINDOWS(6, 8, 2);
+                WINDOWS(4, 8, 2);
+                WINDOWS(2, 8, 2);
+                WINDOWS(1, 8, 2);
+            } else if (taken == LANES) {
+                WINDOWS(12, 8, 1);
+                WINDOWS(8, 8, 1);
+                WINDOWS(4, 8, 1);
+                WINDOWS(1, 8, 1);
             }
         }
-        f += vectors * LANES;
+        f += taken;
     }
 }
 
@@ -457,7 +448,7 @@ static void convolution_forward(const Layer *layer, const Work *work, const floa
  * lies behind a window goes to the gradient's padding (buffers have SLACK). */
 INLINE void gather(const int rows, const int vectors, const Entry *entries, int64_t count, const float *x, int64_t line,
                    float *gradient, int64_t stride) {
-    vector sums[5][10];
+    vector sums[GRADIENT_ROWS][GRADIENT_VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) sums[r][v] = load(gradient + r * stride + v * LANES);
     for (int64_t n = 0; n < count; n++) {
@@ -469,8 +460,42 @@ INLINE void gather(const int rows, const int vectors, const Entry *entries, int6
         for (int v = 0; v < vectors; v++) store(gradient + r * stride + v * LANES, sums[r][v]);
 }
 
+#ifdef WIDE
+/* The same with wide vectors, all rows at once, and `tails` vectors of LANES behind them. */
+INLINE void gather_wide(const int vectors, const int tails, const Entry *entries, int64_t count, const float *x,
+                        int64_t line, float *gradient, int64_t stride) {
+    vector_16 sums[GRADIENT_ROWS][GRADIENT_VECTORS / 2];
+    vector rest[GRADIENT_ROWS];
+    for (int r = 0; r < GRADIENT_ROWS; r++) {
+        for (int v = 0; v < vectors; v++) sums[r][v] = load_16(gradient + r * stride + v * WIDE);
+        if (tails) rest[r] = load(gradient + r * stride + vectors * WIDE);
+    }
+    for (int64_t n = 0; n < count; n++) {
+        const float *at = x + entries[n].at;
+        for (int r = 0; r < GRADIENT_ROWS; r++, at += line) {
+            for (int v = 0; v < vectors; v++) sums[r][v] += entries[n].error * load_16(at + v * WIDE);
+            if (tails) rest[r] += entries[n].error * load(at + vectors * WIDE);
+        }
+    }
+    for (int r = 0; r < GRADIENT_ROWS; r++) {
+        for (int v = 0; v < vectors; v++) store_16(gradient + r * stride + v * WIDE, sums[r][v]);
+        if (tails) store(gradient + r * stride + vectors * WIDE, rest[r]);
+    }
+}
+#endif
+
 static void filter_gradient(const Entry *entries, int64_t count, const float *x, int rows, int64_t line, float *gradient,
                             int64_t stride) {
+#ifdef WIDE
+#define GATHER_WIDE(vectors, tails)                                                       \
+    if (rows == GRADIENT_ROWS && stride == (vectors)*WIDE + (tails)*LANES) {              \
+        gather_wide(vectors, tails, entries, count, x, line, gradient, stride);           \
+        return;                                                                           \
+    }
+    GATHER_WIDE(1, 0)
+    GATHER_WIDE(2, 1)
+    GATHER_WIDE(5, 0)
+#endif
     if (rows == 5 && stride == LANES) {
         gather(5, 1, entries, count, x, line, gradient, stride);
         return;
@@ -504,6 +529,21 @@ INLINE void scatter(const int vectors, const Entry *entries, int64_t count, floa
         }
     }
 }
+
+#ifdef WIDE
+INLINE void scatter_wide(const int vectors, const int tails, const Entry *entries, int64_t count, float *below,
+                         int64_t line, const float *turned, int64_t stride) {
+    for (int64_t n = 0; n < count; n++) {
+        float *to = below + entries[n].at;
+        const float error = entries[n].error, *weights = turned;
+        for (int row = 0; row < GRADIENT_ROWS; row++, to += line, weights += stride) {
+            for (int v = 0; v < vectors; v++)
+                store_16(to + v * WIDE, load_16(to + v * WIDE) + error * load_16(weights + v * WIDE));
+            if (tails) store(to + vectors * WIDE, load(to + vectors * WIDE) + error * load(weights + vectors * WIDE));
+        }
+    }
+}
+#endif
 
 /* The nonzero errors of one sample, filter by filter; each filter has `room` for all of its own. */
 static void collect(const Layer *layer, const Work *work, const float *error, const int32_t *places, int64_t room) {
@@ -562,6 +602,13 @@ static void convolution_backward(const Layer *layer, const Work *work, const Ste
             const float *turned = work->turned + f * rows * stride;
             for (int64_t n = 0; n < some; n++) bias[f] += entries[n].error;
             filter_gradient(entries, some, x + m * size, (int)rows, line, work->gradient + f * rows * stride, stride);
+#ifdef WIDE
+            if (below && rows == GRADIENT_ROWS && stride == 5 * WIDE)
+                scatter_wide(5, 0, entries, some, below + m * size, line, turned, stride);
+            else if (below && rows == GRADIENT_ROWS && stride == 2 * WIDE + LANES)
+                scatter_wide(2, 1, entries, some, below + m * size, line, turned, stride);
+            else
+#endif
             if (below && stride == 10 * LANES)
                 scatter(10, entries, some, below + m * size, (int)rows, line, turned, stride);
             else if (below && stride == 5 * LANES)
