@@ -393,3 +393,41 @@ def test_the_oracle_s_momentum_is_torch_s(options: dict[str, Any]) -> None:
         optimizer.step()
         stepper.step({"w": own}, {"w": gradient}, 0.1)
     torch.testing.assert_close(own, theirs.detach())
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", NETS)
+def test_layers_that_lie_ready_are_the_ones_that_were_sent(name: str) -> None:
+    """Layers that the last device left frozen are not laid out again, unless they are others or were changed since."""
+    model, data = build(NETS[name], generator(0, "init")), samples(17, NETS[name].input_shape, 10)
+    shallow, whole = suffixes(model.structure, 3)[0], full(model.structure)
+    orders, weights = np.arange(17)[None], model.initial()
+    first = model.structure.layers[0].parameters[0]
+
+    def trained(part: Part, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        given = {"batch": 7, "limit": None, "cached": True, "rule": StepRule(0.1)}
+        found = kernels.train(model, part, tensors, data, orders, **given)  # type: ignore[arg-type]
+        assert found is not None
+        return found[0]
+
+    def anew(part: Part, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return trained(part, {name: one.clone() for name, one in tensors.items()})
+
+    def same(part: Part) -> bool:
+        found, wanted = trained(part, weights), anew(part, weights)
+        return all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+    assert same(shallow)
+    assert same(whole)
+    trained(shallow, weights)
+    assert same(shallow)  # it is ready now
+    before = trained(shallow, weights)
+    weights[first].mul_(-1)
+    assert same(shallow)
+    after = trained(shallow, weights)
+    assert not all(torch.equal(after[name], before[name]) for name in after)
+    trained(whole, weights)  # which writes over it
+    assert same(shallow)
+    other = {name: one.clone().mul_(2) for name, one in weights.items()}
+    trained(shallow, weights)
+    assert all(map(torch.equal, trained(shallow, other).values(), anew(shallow, other).values()))

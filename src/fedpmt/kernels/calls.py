@@ -103,10 +103,10 @@ def train(
         ):
             raise ValueError(f"{name} has the wrong shape, or an index out of range")
 
-    nets = _nets(model, part, widths, received, rule)
     frozen = next(
         place for place, shape in enumerate(shapes) if any(name in part.trained for name in shape.names)
     )
+    nets = _nets(model, part, widths, received, rule, frozen)
     plan = library.Plan(
         layers=len(shapes),
         frozen=frozen,
@@ -150,7 +150,7 @@ def forward(model: LayeredModel, tensors: Tensors, inputs: Arrays) -> Tensor | N
     shapes = shapes_of(model, tensors, inputs)
     if shapes is None:
         return None
-    net = Net(shapes, own_buffers(shapes, "weights", tensors))
+    net = Net(shapes, own_buffers(shapes, "weights", tensors, frozen=len(shapes)))
     rows = rows_of(cast("Tensor", inputs), shapes[0])
     outputs = np.empty((len(rows), shapes[-1].outputs), dtype=np.float32)
     done = library.compiled().fedpmt_forward(
@@ -213,7 +213,7 @@ def _scales_layers(factors: Mapping[str, float], model: LayeredModel) -> bool:
 
 
 def _nets(
-    model: LayeredModel, part: Part, widths: Sequence[Shapes], received: Tensors, rule: StepRule
+    model: LayeredModel, part: Part, widths: Sequence[Shapes], received: Tensors, rule: StepRule, frozen: int
 ) -> list[Net]:
     """Each width with its tensors in this thread's buffers; those inside the part are filled when they are drawn."""
     shift = _shift(received, rule) if rule.constant or rule.strength else {}
@@ -223,7 +223,7 @@ def _nets(
         gains = [rule.factors.get(shape.names[0], 1.0) ** 2 for shape in shapes]
         whole = place == len(widths) - 1
         name, own = ("", shift) if whole else (f" {place}", _cut(model, part.inner[place], shift))
-        weights = own_buffers(shapes, f"weights{name}", tensors if whole else None)
+        weights = own_buffers(shapes, f"weights{name}", tensors if whole else None, frozen)
         velocity = own_buffers(shapes, f"velocity{name}") if rule.momentum else None
         # A step writes all of a width that it trains but the padding, and of the velocity of the whole only a corner.
         left = [] if len(widths) == 1 else [*(velocity or ()), *(() if whole else weights)]

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -275,22 +275,46 @@ def rows_of(inputs: Tensor, first: Shape) -> np.ndarray:
 Buffers = list[tuple[np.ndarray, np.ndarray]]
 """Weight and bias of each layer, in the layout of the compiled code."""
 
+
+@dataclass
+class _Held:
+    """A thread's buffers for one purpose, and which tensors each layer is a copy of: None where it has been written to.
+
+    A tensor is known by a weak reference to it, which is one object for as long as it is kept here, and by the number
+    of its changes.
+    """
+
+    shapes: tuple[Shape, ...]
+    buffers: Buffers
+    sources: list[tuple[list[ref[Tensor]], list[tuple[int, int]]] | None]
+
+
 _own = threading.local()
 
 
-def own_buffers(shapes: Sequence[Shape], place: str, tensors: Tensors | None = None) -> Buffers:
+def own_buffers(
+    shapes: Sequence[Shape], place: str, tensors: Tensors | None = None, frozen: int = 0
+) -> Buffers:
     """This thread's buffers for one purpose: new memory for every device would cost more than what is copied there.
 
-    They hold these tensors, or what the last user left.
+    They hold these tensors, or what the last user left. Only the layers before `frozen` are left as they are: those are
+    not written again for the next device that is sent the same tensors.
     """
     key, known = tuple(shapes), _own.__dict__
-    if known.get(place, (None,))[0] != key:
-        known[place] = key, [shape.blank() for shape in shapes]
-    buffers: Buffers = known[place][1]
-    if tensors is not None:
-        for shape, (weight, bias) in zip(shapes, buffers, strict=True):
+    held: _Held | None = known.get(place)
+    if held is None or held.shapes != key:
+        held = known[place] = _Held(key, [shape.blank() for shape in shapes], [None] * len(key))
+    for number, (shape, (weight, bias)) in enumerate(zip(shapes, held.buffers, strict=True)):
+        if tensors is None:
+            continue
+        own = [tensors[name] for name in shape.names if name in tensors]
+        refs, counted = [ref(one) for one in own], not own[0].is_inference()
+        marks = [(id(one), tensor._version) for one, tensor in zip(refs, own, strict=True) if counted]
+        source = held.sources[number]
+        if not counted or source is None or source[1] != marks:
             shape.pack(tensors, weight, bias)
-    return buffers
+        held.sources[number] = (refs, marks) if counted and number < frozen else None
+    return held.buffers
 
 
 def read_back(
