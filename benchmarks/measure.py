@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks.export import export
 from benchmarks.results import Measurement, Results, Tried, describe, measure_peak
 from benchmarks.runner import CannotInstallError, Way, cache_folder, measure, python_of, ways
-from benchmarks.settings import FEDAVG, VARIANTS, Setting, Variant
+from benchmarks.settings import CLASS_SUFFIX, FEDAVG, VARIANTS, Setting, Variant
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,9 +146,9 @@ class Benchmark:
                 self.save()
 
     def known_way(self, setting: Setting, peer: str) -> Tried | None:
-        """Find what was tried before, for this setting or for the one whose net it has as a user's class."""
-        found = {(one.setting, one.peer): one for one in self.plan.known}
-        known = found.get((setting.name, peer)) or found.get((setting.base, peer))
+        """Find what was tried before, for this setting or for the other one with the same net."""
+        found = {(one.setting.removesuffix(CLASS_SUFFIX), one.peer): one for one in self.plan.known}
+        known = found.get((setting.base, peer))
         return known and known.model_copy(update={"setting": setting.name})
 
     def trial(self, case: Case, way: Way) -> float | None:

@@ -344,12 +344,25 @@ class Tuned:
                 "rows": rows[case.name],
                 "verdicts": {rival: one.values() for rival, one in mine.items()},
             }
+        absent = self._absent(scope, found)
+        if absent:
+            texts.insert(1, f"Not played yet, and so not on this page: {', '.join(absent)}.")
         tables += _forms(cases)
         shown = shown_on_chart(list(rows.values()), OURS)
         drawn = _draw({case.title: found[case.name] for case in cases}, shown)
         pictures = [Picture(self.name, *drawn)] if drawn else []
         command = f"python -m reproduction {self.name}{scope.suffix}"
         return Artefact(self.name, self.title, command, "\n\n".join(texts), tables, pictures, values)
+
+    def _absent(self, scope: Scope, found: Mapping[str, Mapping[str, Sequence[RunRecord]]]) -> list[str]:
+        """Who takes part in a case, by its title, without a run in it."""
+        titles = (
+            entrant.title
+            for case in self.cases
+            for entrant in case.playing(scope)
+            if entrant.title not in found.get(case.name, {})
+        )
+        return list(dict.fromkeys(titles))
 
     def _found(self, library: Library, scope: Scope, case: Case) -> dict[str, list[RunRecord]]:
         every: dict[str, list[RunRecord]] = {}

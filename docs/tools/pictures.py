@@ -28,6 +28,8 @@ SIMULATORS = {
     "fedjax": "fedjax",
     "flower": "Flower (Ray)",
     "plain": "plain PyTorch",
+    "blazefl": "BlazeFL",
+    "appfl": "APPFL",
 }
 
 
