@@ -49,6 +49,7 @@ from reproduction.findings import (
     reached_bytes,
     reached_seconds,
 )
+from reproduction.library import Library
 from reproduction.natural import Entrant
 from reproduction.paper import IID, TWO_CLASSES, Scope
 from reproduction.readings import WATTS, Arrival, accuracy_at, final, joules, log_ratios, reaching
@@ -563,3 +564,11 @@ def test_the_page_says_where_a_method_without_rounds_is_ahead() -> None:
     titles = [table.title.partition(": ")[2] for table in tables_of(case, over, verdicts)]
     assert titles[:2] == ["within the budget", "over the budget"]
     assert shown_on_chart([rows], OURS) == [OURS, "rival"]
+
+
+def test_the_page_names_who_was_not_played(tmp_path: Path) -> None:
+    """An empty library: everybody, each method once."""
+    page = EMBEDDED.page(Library(tmp_path / "records", tmp_path / "work", 1), Scope([0]))
+    (line,) = [line for line in page.text.splitlines() if line.startswith("Not played yet")]
+    titles = line.removesuffix(".").partition(": ")[2]
+    assert titles == ", ".join(dict.fromkeys(one.title for one in ALL))
