@@ -166,16 +166,15 @@ def test_linear_layers(shape: tuple[int, ...]) -> None:
 def test_a_penalty_on_gradients_of_a_linear_layer() -> None:
     """With a graph of the backward pass, and a gradient that is one number expanded."""
 
-    def penalty(inputs: Tensor, weight: Tensor) -> Tensor:
-        if not inputs.requires_grad:
-            inputs = inputs.clone().requires_grad_()
+    def penalty(weight: Tensor) -> Tensor:
+        inputs = drawn(300, 64).requires_grad_()
         (slopes,) = torch.autograd.grad(F.linear(inputs, weight).sum(), inputs, create_graph=True)
         return slopes.square().sum().reshape(1)
 
     weight = drawn(256, 64, seed=1)
     with kernels.faster():
         assert operations.linear(drawn(300, 64), weight) is not None
-        value, gradient = outcome(lambda one: penalty(drawn(300, 64), one), torch.ones(1), weight)
+        value, gradient = outcome(penalty, torch.ones(1), weight)
     sums = weight.sum(0)
     assert float(value) == pytest.approx(300 * float(sums.square().sum()), rel=1e-4)
     assert torch.allclose(gradient, (600 * sums).expand(256, 64), rtol=1e-3, atol=1e-2)

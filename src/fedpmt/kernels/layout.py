@@ -278,15 +278,12 @@ Buffers = list[tuple[np.ndarray, np.ndarray]]
 
 @dataclass
 class _Held:
-    """A thread's buffers for one purpose, and which tensors each layer is a copy of: None where it has been written to.
-
-    A tensor is known by a weak reference to it, which is one object for as long as it is kept here, and by the number
-    of its changes.
-    """
+    """A thread's buffers for one purpose, and which tensors each layer is a copy of."""
 
     shapes: tuple[Shape, ...]
     buffers: Buffers
-    sources: list[tuple[list[ref[Tensor]], list[tuple[int, int]]] | None]
+    refs: list[list[ref[Tensor]]]  # one object for each tensor for as long as they are kept here
+    marks: list[list[tuple[int, int]] | None]  # their ids and the tensors' versions; None: written to since
 
 
 _own = threading.local()
@@ -303,17 +300,18 @@ def own_buffers(
     key, known = tuple(shapes), _own.__dict__
     held: _Held | None = known.get(place)
     if held is None or held.shapes != key:
-        held = known[place] = _Held(key, [shape.blank() for shape in shapes], [None] * len(key))
+        count = len(key)
+        held = known[place] = _Held(key, [shape.blank() for shape in shapes], [[]] * count, [None] * count)
+    if tensors is None:
+        return held.buffers
     for number, (shape, (weight, bias)) in enumerate(zip(shapes, held.buffers, strict=True)):
-        if tensors is None:
-            continue
         own = [tensors[name] for name in shape.names if name in tensors]
-        refs, counted = [ref(one) for one in own], not own[0].is_inference()
-        marks = [(id(one), tensor._version) for one, tensor in zip(refs, own, strict=True) if counted]
-        source = held.sources[number]
-        if not counted or source is None or source[1] != marks:
+        refs, marks = [ref(one) for one in own], None
+        if not any(one.is_inference() for one in own):  # these do not count their versions
+            marks = [(id(one), tensor._version) for one, tensor in zip(refs, own, strict=True)]
+        if marks is None or marks != held.marks[number]:
             shape.pack(tensors, weight, bias)
-        held.sources[number] = (refs, marks) if counted and number < frozen else None
+        held.refs[number], held.marks[number] = refs, marks if number < frozen else None
     return held.buffers
 
 

@@ -1,5 +1,5 @@
 /* Single operations of a transformer, forward and backward, each on one core: GELU, dropout and attention over short
- * sequences. In PyTorch they take a third of a small transformer's step, and matrix products the rest.
+ * sequences. In PyTorch they take much of a small transformer's step, and matrix products the rest.
  *
  * Compiled on first use with native.c (see library.py); operations.py calls them, and its structures follow these.
  */

@@ -1,8 +1,8 @@
 """Single operations of autograd that can be faster: GELU, dropout, attention over short sequences, and linear layers.
 
-A model's own forward pass runs on PyTorch. Of a small transformer's step on one core the first three take a third
-there, and about half as long in compiled code. Linear layers are PyTorch's own, but by oneDNN where it would take MKL,
-which leaves half of an AMD processor's vector units unused. `faster` is a mode in which PyTorch's functions are these,
+A model's own forward pass runs on PyTorch. Of a small transformer's step on one core the first three take much
+there, and less in compiled code. Linear layers are PyTorch's own, but by oneDNN where it would take MKL,
+which leaves some of an AMD processor's vector units unused. `faster` is a mode in which PyTorch's functions are these,
 wherever they can be: tensors of 32 bits on the processor. They round differently from PyTorch's, and dropout draws
 other entries.
 """
