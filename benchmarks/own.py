@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import sys
 import time
 from contextlib import contextmanager
@@ -15,12 +17,13 @@ from pydantic import BaseModel
 
 from benchmarks.measure import Case, Plan, job_of
 from benchmarks.page import table
-from benchmarks.results import Machine, Measurement, describe
+from benchmarks.results import Machine, Measurement, Peak, describe, measure_peak
 from benchmarks.runner import Way, measure, python_of
 from benchmarks.settings import FEDAVG, Setting
-from benchmarks.summary import seconds_text
+from benchmarks.summary import best_peak, seconds_text, share_of_peak
 from fedpmt.api import paper_problem_of, settings_of
-from fedpmt.kernels.layout import own_buffers, read_back, shapes_of
+from fedpmt.kernels.layout import own_net, shapes_of
+from fedpmt.kernels.library import compiled
 from fedpmt.parts.depth import suffixes
 from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import Seeds
@@ -54,10 +57,9 @@ class StageTime(BaseModel):
     """Where one device's round at full depth goes, in seconds on one core."""
 
     setting: str
-    gathered: float  # its samples, from the training set
     laid_out: float  # the weights, as the compiled code reads them
     trained: float
-    read_back: float
+    handed_back: float  # what training changed
 
 
 class EvaluationTime(BaseModel):
@@ -66,6 +68,7 @@ class EvaluationTime(BaseModel):
     setting: str
     round_seconds: float
     evaluated_seconds: float  # of a round that ends with an evaluation
+    operations: float  # multiply-adds of the evaluation
 
     @property
     def share(self) -> float:
@@ -77,6 +80,7 @@ class OwnResults(BaseModel):
     """One run of this part of the benchmark."""
 
     machine: Machine
+    peaks: list[Peak] = []  # one per setting
     depths: list[DepthTime] = []
     stages: list[StageTime] = []
     evaluations: list[EvaluationTime] = []
@@ -86,6 +90,7 @@ def run(plan: Plan, *, epochs: Sequence[int] = (1, 5)) -> OwnResults:
     """Each setting's depths, then its evaluation; `plan.repeat` repetitions in turn."""
     results = OwnResults(machine=describe())
     for setting in plan.settings:
+        results.peaks.append(measure_peak(seconds=plan.peak_seconds))
         for count in epochs:
             results.depths += depth_times(setting, count, plan)
         stages = stage_times(setting, plan)
@@ -143,30 +148,32 @@ def stage_times(setting: Setting, plan: Plan) -> StageTime | None:
     if shapes is None:
         return None
     part = suffixes(problem.model.structure, settings.depths or problem.depths)[-1]
-    task, names = Task((part,), {MODEL: weights}), frozenset(weights)
+    task, net = Task((part,), {MODEL: weights}), own_net(shapes)
+    read = ctypes.byref(net.structure), ctypes.c_int32(len(shapes))
     taken: list[tuple[float, ...]] = []
     with _one_thread():
         for turn in range(plan.rounds * plan.repeat + 1):
             device = turn % setting.devices
-            marks = [time.perf_counter()]
             shard = data.shard(device)
-            marks.append(time.perf_counter())
-            packed = own_buffers(shapes, "weights", weights)
+            marks = [time.perf_counter()]
+            net.give(weights)
+            compiled().fedpmt_lay_out(*read)
             marks.append(time.perf_counter())
             compiled_round(
                 LocalWork(), Job(site, task, part, None, shard, partial(Seeds(0, turn), device=device))
             )
             marks.append(time.perf_counter())
-            read_back(shapes, packed, 0, names)
+            wanted = net.train({}, part.trained)
+            compiled().fedpmt_hand_back(*read, ctypes.c_int32(1))
             marks.append(time.perf_counter())
             taken.append(tuple(last - first for first, last in pairwise(marks)))
-    gathered, packing, whole, reading = (median(stage) for stage in zip(*taken[1:], strict=True))
+            del wanted
+    packing, whole, reading = (median(stage) for stage in zip(*taken[1:], strict=True))
     return StageTime(
         setting=setting.name,
-        gathered=gathered,
         laid_out=packing,
         trained=whole - packing - reading,  # of which the whole consists, too
-        read_back=reading,
+        handed_back=reading,
     )
 
 
@@ -197,7 +204,14 @@ def _one_thread() -> Iterator[None]:
 def evaluation_time(setting: Setting, plan: Plan) -> EvaluationTime:
     """Measure rounds with and without an evaluation, in turn."""
     bare, evaluated = _in_turn(setting, (Way(""), Way("", {"eval_every": 1})), plan)
-    return EvaluationTime(setting=setting.name, round_seconds=bare, evaluated_seconds=evaluated)
+    settings, problem = _problem(setting, 1, plan)
+    each = sum(layer.forward for layer in make_price(settings, problem).layers()) / settings.batch
+    return EvaluationTime(
+        setting=setting.name,
+        round_seconds=bare,
+        evaluated_seconds=evaluated,
+        operations=each * len(problem.data.test.ids),
+    )
 
 
 def _in_turn(setting: Setting, ways: Sequence[Way], plan: Plan) -> list[float]:
@@ -237,18 +251,25 @@ def tables(results: OwnResults) -> dict[str, str]:
         for one in results.depths
     ]
     stages = [
-        [one.setting, *map(seconds_text, (one.gathered, one.laid_out, one.trained, one.read_back))]
+        [one.setting, *map(seconds_text, (one.laid_out, one.trained, one.handed_back))]
         for one in results.stages
     ]
+    peak = best_peak(results.peaks) or math.nan
     evaluations = [
-        [one.setting, *map(seconds_text, (one.round_seconds, one.evaluated_seconds)), f"{one.share:.2f}"]
+        [
+            one.setting,
+            *map(seconds_text, (one.round_seconds, one.evaluated_seconds)),
+            f"{one.share:.2f}",
+            f"{share_of_peak(one.operations, one.evaluated_seconds - one.round_seconds, peak):.0%}",
+        ]
         for one in results.evaluations
     ]
     head = ("setting", "E", "depth", "a device's round", "time of the full", "`exact` of the full", "apart")
     return {
         "depths": table(head, depths),
-        "stages": table(("setting", "samples gathered", "weights laid out", "trained", "read back"), stages),
+        "stages": table(("setting", "weights laid out", "trained", "changes handed back"), stages),
         "evaluations": table(
-            ("setting", "a round", "with an evaluation", "evaluation over round"), evaluations
+            ("setting", "a round", "with an evaluation", "evaluation over round", "its share of peak"),
+            evaluations,
         ),
     }

@@ -53,7 +53,7 @@ PUBLISHED = {
     "complexity": "complexity",
     "comparison": "comparison",
     "accuracy": "accuracy --seeds 0-9",
-    "completion-time": "completion-time --seeds 0-2",
+    "completion-time": "completion-time --seeds 0-9",
     "studies": "studies --seeds 0-2",
     "variations": "variations --seeds 0-4",
     "convergence": "convergence --seeds 0-9",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from unicodedata import category
@@ -156,6 +156,48 @@ class Examples:
     def view(self, index: np.ndarray | slice) -> Examples:
         """The same; samples that are not in memory are not read yet."""
         return self.take(index)
+
+
+class Rows(Examples):
+    """Some rows of samples that lie in memory; copied when their inputs or targets are first asked for."""
+
+    if TYPE_CHECKING:
+        whole: Examples
+        rows: np.ndarray
+        _gather: Callable[[Arrays, np.ndarray], Arrays]
+
+    def __new__(cls, inputs: Arrays, targets: Arrays, ids: np.ndarray) -> Examples:  # type: ignore[misc]
+        """Samples of their own, as `dataclasses.replace` makes them, are no rows of others."""
+        return Examples(inputs, targets, ids)
+
+    @classmethod
+    def of(cls, whole: Examples, rows: np.ndarray, gather: Callable[[Arrays, np.ndarray], Arrays]) -> Rows:
+        """These rows of `whole`, which `gather` copies."""
+        made: Rows = object.__new__(cls)
+        vars(made).update(ids=whole.ids[rows], whole=whole, rows=rows, _gather=gather)
+        return made
+
+    def __reduce__(self) -> tuple[type[Examples], tuple[Arrays, Arrays, np.ndarray]]:
+        """A copy needs these samples and no others."""
+        return Examples, (self.inputs, self.targets, self.ids)
+
+    @property
+    def inputs(self) -> Arrays:
+        """Theirs alone."""
+        return self._own("inputs")
+
+    @property
+    def targets(self) -> Arrays:
+        """Theirs alone."""
+        return self._own("targets")
+
+    def _own(self, name: str) -> Arrays:
+        # Without a lock, unlike a cached property: a device's samples are one thread's.
+        held = vars(self)
+        if f"_{name}" not in held:
+            held[f"_{name}"] = self._gather(getattr(self.whole, name), self.rows)
+        found: Arrays = held[f"_{name}"]
+        return found
 
 
 def _take(arrays: Arrays, index: np.ndarray | slice) -> Arrays:

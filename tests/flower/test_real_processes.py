@@ -87,9 +87,15 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
     assert left_of(federation.port) == []
 
 
-@pytest.mark.parametrize("method", FIVE)
-def test_a_deployment_has_the_bits_of_the_simulator(method: str, deployed: Loopback, tmp_path: Path) -> None:
-    given = {**BITS, "method": method}
+TRADED = {"method": "fedpmt", "plan": "traded", "server_optimizer": "momentum", "server_lr": 0.3}
+"""Fedpmt's own method, as a user switches it on."""
+
+
+@pytest.mark.parametrize("given", [*({"method": name} for name in FIVE), TRADED], ids=[*FIVE, "traded"])
+def test_a_deployment_has_the_bits_of_the_simulator(
+    given: dict[str, object], deployed: Loopback, tmp_path: Path
+) -> None:
+    given = BITS | given
     run = finished(deployed, deployed.submit(written(tmp_path, given)), tmp_path)
     assert digest(run) == simulated(tmp_path, given)
     assert all(one.outcome == "arrived" for step in run.rounds for one in step.devices)

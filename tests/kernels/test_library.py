@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedpmt import kernels
 from fedpmt.kernels import library
 from fedpmt.kernels.calls import SLICE
 from fedpmt.models.build import build
+from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.models.nets import NETS
 from fedpmt.parts.depth import full
 from fedpmt.parts.part import Indices, add_at, local_shape
@@ -23,7 +26,7 @@ from fedpmt.seeds import generator
 from support import samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 needs_compiler = pytest.mark.skipif(not kernels.available(), reason="there is no C compiler here")
@@ -95,10 +98,31 @@ def test_a_library_of_another_interface_is_not_used(
     assert "does not match this version of fedpmt" in caplog.text
 
 
+def paper_net(name: str) -> LayeredModel:
+    """One of the paper's nets."""
+    return build(NETS[name], generator(0, "init"))
+
+
+def grey(kernel: tuple[int, int]) -> LayeredModel:
+    """A net on small grey pictures, whose first layer makes 7 x 17 of them or thereabouts."""
+    torch.manual_seed(0)
+    rows, columns = 10 - kernel[0], 20 - kernel[1]
+    flat = 5 * (rows // 2) * (columns // 2)
+    return layered(
+        nn.Sequential(nn.Conv2d(1, 5, kernel), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(flat, 10))
+    )
+
+
+CASES: dict[str, tuple[Callable[[], LayeredModel], tuple[int, ...]]] = {
+    **{name: (partial(paper_net, name), net.input_shape) for name, net in NETS.items()},
+    **{f"grey, {kernel}": (partial(grey, kernel), (1, 9, 19)) for kernel in ((3, 3), (2, 5), (4, 4))},
+}
+
+
 def trained(name: str) -> list[torch.Tensor]:
-    """One of the paper's nets after a few compiled steps, the last batch a small one."""
-    model = build(NETS[name], generator(0, "init"))
-    data = samples(31, NETS[name].input_shape, 10)
+    """A net after a few compiled steps, the last batch a small one."""
+    make, shape = CASES[name]
+    model, data = make(), samples(31, shape, 10)
     orders = np.stack([np.random.default_rng(seed).permutation(31) for seed in range(2)])
     rule = kernels.StepRule(0.1, momentum=0.5)
     found = kernels.train(
@@ -121,10 +145,10 @@ def test_wide_vectors_do_not_change_the_bits(anew: Path, monkeypatch: pytest.Mon
     """So that a run can be repeated on a processor that has none."""
     if "avx512f" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no vectors of 512 bits")
-    wide = [one for name in NETS for one in trained(name)]
+    wide = [one for name in CASES for one in trained(name)]
     monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-mno-avx512f"))
     library.library.cache_clear()
-    narrow = [one for name in NETS for one in trained(name)]
+    narrow = [one for name in CASES for one in trained(name)]
     assert all(map(torch.equal, wide, narrow))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import fedpmt
 from fedpmt import kernels
 from fedpmt.kernels import StepRule
+from fedpmt.kernels.layout import Net
 from fedpmt.models.build import build
 from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.models.nets import NETS
@@ -20,11 +24,10 @@ from fedpmt.parts.depth import full, suffix, suffixes
 from fedpmt.parts.part import Mask, Part, take, within
 from fedpmt.parts.width import corners, random_channels, thinned
 from fedpmt.seeds import generator
+from fedpmt.training.batches import channels_last, gather
 from fedpmt.training.optimizers import SGD
+from fedpmt.types import Examples, Rows
 from support import samples, small_net
-
-if TYPE_CHECKING:
-    from fedpmt.types import Examples
 
 needs_compiler = pytest.mark.skipif(not kernels.available(), reason="there is no C compiler here")
 
@@ -372,7 +375,8 @@ def test_indices_outside_their_arrays_are_refused(wrong: str, changes: dict[str,
     case = Case(model, full(model.structure), samples(10), PLAIN)
     with pytest.raises(ValueError, match=wrong):
         case.compiled(**changes)
-    for orders in (np.zeros((1, 9), dtype=int), np.full((1, 10), 10), np.full((1, 10), -1)):
+    twice = np.zeros((2, 10), dtype=int)
+    for orders in (np.zeros((1, 9), dtype=int), np.full((1, 10), 10), np.full((1, 10), -1), twice):
         with pytest.raises(ValueError, match="orders"):
             kernels.train(
                 model, case.part, case.received, case.data, orders,
@@ -396,8 +400,104 @@ def test_the_oracle_s_momentum_is_torch_s(options: dict[str, Any]) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("factor", [1.0, 2.0])
 @pytest.mark.parametrize("name", NETS)
-def test_layers_that_lie_ready_are_the_ones_that_were_sent(name: str) -> None:
+def test_changes_are_what_was_received_taken_off(name: str, factor: float) -> None:
+    model = paper_net(name)
+    rule = replace(PLAIN, factors=dict.fromkeys(model.structure.layers[1].parameters, factor))
+    for part in suffixes(model.structure, 3):
+        case = Case(model, part, samples(17, NETS[name].input_shape, 10), rule)
+        trained, changes = case.compiled(), case.compiled(changes=True)
+        assert trained is not None
+        assert changes is not None
+        assert set(changes[0]) == set(part.trained)
+        for tensor, one in changes[0].items():
+            assert torch.equal(one, trained[0][tensor] - case.received[tensor])
+
+
+@needs_compiler
+@pytest.mark.parametrize("stored", ["ready", "otherwise"])
+@pytest.mark.parametrize("name", NETS)
+def test_samples_within_a_larger_set_are_read_where_they_are(name: str, stored: str) -> None:
+    """The same bits as of a copy; where they are stored in another way than the net reads them, they are copied."""
+    model, everything = paper_net(name), samples(40, NETS[name].input_shape, 10)
+    inputs = everything.inputs
+    inputs = channels_last(inputs) if stored == "ready" else inputs.movedim(0, -1).contiguous().movedim(-1, 0)
+    everything = replace(everything, inputs=inputs)
+    copies: list[int] = []
+
+    def copied(arrays: Tensor, rows: np.ndarray) -> Tensor:
+        copies.append(len(rows))
+        return gather(arrays, rows)  # type: ignore[no-any-return]
+
+    picked = np.array([33, 2, 39, 0, 0, 17, 5, 21, 8])
+    for part in suffixes(model.structure, 3):
+        for cached in (True, False):
+            copies.clear()
+            found = Case(model, part, Rows.of(everything, picked, copied), PLAIN).compiled(cached=cached)
+            wanted = Case(model, part, everything.take(picked), PLAIN).compiled(cached=cached)
+            assert found is not None
+            assert wanted is not None
+            assert found[1] == wanted[1]
+            assert all(torch.equal(one, wanted[0][tensor]) for tensor, one in found[0].items())
+            assert bool(copies) == (stored == "otherwise")
+    for wrong in (-1, 40):
+        with pytest.raises((ValueError, IndexError)):
+            Case(model, part, Rows.of(everything, np.array([0, wrong]), gather), PLAIN).compiled()
+
+
+def test_rows_of_others_become_samples_of_their_own() -> None:
+    """A method may put other targets in their place; what is copied or pickled does not take the others along."""
+    everything, picked = samples(40, (3,), 10), np.array([33, 2, 39])
+    own, taken = Rows.of(everything, picked, gather), everything.take(picked)
+    others = replace(own, targets=own.targets + 1)
+    assert type(others) is Examples
+    assert torch.equal(others.targets, taken.targets + 1)
+    for found in (own, others, copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
+        assert torch.equal(found.inputs, taken.inputs)
+        assert found.ids.tolist() == taken.ids.tolist()
+    assert len(pickle.dumps(own)) < len(pickle.dumps(everything))
+
+
+@needs_compiler
+def test_a_run_with_momentum_leaves_nothing_behind_for_one_without() -> None:
+    """Widths inside the whole keep their memory from run to run, the whole does not."""
+    given = {"devices": 4, "samples": 20, "cohort": 2, "batch": 10, "rounds": 1, "workers": 1, "lr": 0.1}
+    for momentum in (0.5, 0.0, 0.5):
+        run = fedpmt.run("fjord", **given, momentum=momentum)  # type: ignore[arg-type]
+        assert run.result is not None
+
+
+@needs_compiler
+def test_weights_that_were_given_and_never_laid_out_are_not_taken_for_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loss(name: str, weights: dict[str, Tensor]) -> float:
+        model = paper_net(name)
+        given = {"batch": 7, "limit": None, "cached": True, "rule": PLAIN}
+        part, data = suffixes(model.structure, 3)[0], samples(17, NETS[name].input_shape, 10)
+        found = kernels.train(model, part, weights, data, np.arange(17)[None], **given)  # type: ignore[arg-type]
+        assert found is not None
+        return found[1]
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    first, second = paper_net("cnn-mnist").initial(), paper_net("cnn-mnist").initial()
+    second = {name: 2 * one for name, one in second.items()}
+    wanted = loss("cnn-mnist", second)
+    loss("cnn-mnist", first)
+    with monkeypatch.context() as context:
+        context.setattr(Net, "train", fails)
+        with pytest.raises(MemoryError):
+            loss("cnn-mnist", second)
+    assert loss("cnn-mnist", second) == wanted
+
+
+@needs_compiler
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("name", NETS)
+def test_layers_that_lie_ready_are_the_ones_that_were_sent(name: str, changes: bool) -> None:
     """Layers that the last device left frozen are not laid out again, unless they are others or were changed since."""
     model, data = build(NETS[name], generator(0, "init")), samples(17, NETS[name].input_shape, 10)
     shallow, whole = suffixes(model.structure, 3)[0], full(model.structure)
@@ -406,7 +506,7 @@ def test_layers_that_lie_ready_are_the_ones_that_were_sent(name: str) -> None:
 
     def trained(part: Part, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         given = {"batch": 7, "limit": None, "cached": True, "rule": StepRule(0.1)}
-        found = kernels.train(model, part, tensors, data, orders, **given)  # type: ignore[arg-type]
+        found = kernels.train(model, part, tensors, data, orders, changes=changes, **given)  # type: ignore[arg-type]
         assert found is not None
         return found[0]
 
@@ -419,6 +519,8 @@ def test_layers_that_lie_ready_are_the_ones_that_were_sent(name: str) -> None:
 
     assert same(shallow)
     assert same(whole)
+    trained(shallow, weights)
+    assert same(whole)  # of which the shallow one left a layer ready
     trained(shallow, weights)
     assert same(shallow)  # it is ready now
     before = trained(shallow, weights)

@@ -346,6 +346,28 @@ def test_a_device_that_starts_twice_from_one_version_does_other_work(tmp_path: P
     assert len(sums) == 3
 
 
+@pytest.mark.parametrize(("workers", "running"), [(1, 0), (2, 3)])
+def test_workers_go_on_while_the_server_steps(workers: int, running: int, tmp_path: Path) -> None:
+    """Two replies a worker are under way, of which the step has taken one; a lone worker computes what is asked."""
+    given = {**EVENTS, "method": "fedavg", "buffer": 1, "concurrency": 5, "workers": workers}
+    settings = api.settings_of(given)
+    with assemble(settings, api.task_problem(settings), api.method_of(settings), tmp_path) as federation:
+        progress, _ = federation.play(federation.start())
+        for _ in range(4):
+            assert len(federation.events._running) == running
+            progress, _ = federation.play(progress)
+        for _ in range(20):
+            progress, _ = federation.play(progress)
+        assert not federation.events._running  # nobody waits for what comes after the last step
+
+
+@pytest.mark.parametrize("given", [{}, {"optimizer": "adam", "lr": 0.002}], ids=["threads", "processes"])
+def test_workers_that_are_ahead_do_not_change_the_bits(given: dict[str, Any], tmp_path: Path) -> None:
+    made = {**EVENTS, "method": "fedpmt", "buffer": 2, **given}
+    runs = [api.run(out=tmp_path / f"{workers}", **made, workers=workers) for workers in (1, 2, 3)]
+    assert len({run.result.weights_sha256 for run in runs if run.result is not None}) == 1
+
+
 def test_a_report_shows_overlaps_and_names_clocks_in_few_words() -> None:
     runs = [
         fedpmt.run("fedavg", **SMALL),

@@ -224,10 +224,12 @@ def test_a_metric_is_a_function_an_object_or_two_halves() -> None:
     assert mine.largest > 100  # each evaluation has a copy of its own
     pairs, labels = torch.stack([logits[:, 0], torch.rand(1200)], dim=1), labels % 2
     values = make_metric(lambda outputs, _: outputs[:, 0])
-    assert score_of(pairs, labels, "classification", values) == pytest.approx(float(pairs[:, 0].mean()))
+    assert score_of(pairs, labels, "classification", values) == pytest.approx(
+        float(pairs[:, 0].mean()), abs=1e-6
+    )
     weighted = {"weighted": lambda outputs, _: (outputs[:, 0], outputs[:, 1])}
     wanted = np.average(pairs[:, 0], weights=pairs[:, 1])
-    assert score_of(pairs, labels, "classification", weighted) == pytest.approx(float(wanted))
+    assert score_of(pairs, labels, "classification", weighted) == pytest.approx(float(wanted), abs=1e-6)
     counts = Metric(
         lambda outputs, _: (outputs[:, :2] > 0).sum(dim=0), lambda: Sums(lambda sums: sums[0] - sums[1])
     )

@@ -18,11 +18,11 @@ from flwr.common.logger import log
 from fedpmt.flower.answers import Post
 from fedpmt.flower.exchange import NO_ROOM
 from fedpmt.flower.strategy import NO_DEADLINE, TRAIN_SECONDS
-from fedpmt.simulation.events import ORDER, EventClock, Flights, make_flight, reply_digest
+from fedpmt.simulation.events import ORDER, EventClock, Flights, key_of, make_flight, reply_digest
 from fedpmt.types import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from flwr.app import Message
     from flwr.serverapp import Grid
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fedpmt.simulation.events import Flight, Key, Step
     from fedpmt.simulation.loop import Federation, Progress
     from fedpmt.simulation.runner import Journal
+    from fedpmt.training.messages import Reply
 
 POLL_SECONDS = 1.0
 """How often the SuperLink is asked for answers; nodes themselves look for messages every three seconds."""
@@ -75,6 +76,7 @@ class GridClock(EventClock):
         self._seconds = federation.settings.deadline or NO_DEADLINE  # that a task is waited for
         self._origin: float | None = None  # of virtual seconds, on this process's clock
         self._offered: set[int] = set()  # who was online when devices were drawn last
+        self._landed: dict[Key, Reply] = {}
 
     def open(self, progress: Progress) -> tuple[Progress, Round, list[Assignment], Verdict]:
         """Hand out work and collect answers until the server steps."""
@@ -147,7 +149,7 @@ class GridClock(EventClock):
             self._roster.doubt(one.device.id)
         one = exchange.account(one, judgement, step.now - (one.started or 0.0))
         if reply is not None:
-            self._computed[key] = reply
+            self._landed[key] = reply
             one = replace(one, digest=reply_digest(reply))
         self._assignments[key] = one
         step.air = [
@@ -155,6 +157,10 @@ class GridClock(EventClock):
             for flight in step.air
         ]
         step.air.sort(key=ORDER)
+
+    def _replies(self, arrived: Sequence[Assignment], progress: Progress) -> Iterator[Reply]:
+        """What devices have sent."""
+        return (self._landed.pop(key_of(one)) for one in arrived)
 
     def _finds_newcomers(self, step: Step) -> bool:
         """Whether a place is free for a device that was not online when devices were drawn last."""

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from fedpmt.kernels import library
-from fedpmt.kernels.layout import Net, own_buffers, read_back, rows_of, shapes_of
+from fedpmt.kernels.layout import Net, own_net, rows_of, shapes_of
 from fedpmt.parts.part import Mask, take, within
 from fedpmt.parts.width import corners
+from fedpmt.types import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,6 +66,7 @@ def train(
     limit: int | None,
     cached: bool,
     rule: StepRule,
+    changes: bool = False,
 ) -> tuple[dict[str, Tensor], float, int] | None:
     """Train one device for a whole local round on the cross-entropy of its labels.
 
@@ -73,19 +75,23 @@ def train(
         part: What the device was sent and trains.
         received: The tensors it was sent, as it works with them.
         data: Its samples.
-        orders: The samples of each epoch in the order in which they are used, as [epoch, sample].
+        orders: The samples of each epoch in the order in which they are used, as [epoch, sample]: each once.
         batch: Samples of a step.
         limit: Steps at most; None for all that the epochs have.
         cached: Whether the outputs of the frozen layers are computed once and kept.
         rule: What a step does.
+        changes: Whether what training changed is wanted instead of what it led to.
 
     Returns:
         What the part trains, as it goes back to the server, the mean loss over all steps, and their number; None where
         compiled code does not know this model, part or data.
     """
-    widths = _widths(model, part, received, data, rule)
-    if widths is None:
+    everything = data.whole if isinstance(data, Rows) else data
+    widths = _widths(model, part, received, everything.inputs, rule)
+    found = None if widths is None else _samples(data, widths[-1])
+    if widths is None or found is None:
         return None
+    inputs, labels, places = found
     shapes, rate, samples = widths[-1], rule.learning_rate, len(data)
     steps = len(orders) * -(-samples // batch)
     steps = steps if limit is None else min(limit, steps)
@@ -94,6 +100,7 @@ def train(
     draws = None if rule.draws is None else np.ascontiguousarray(rule.draws, dtype=np.int32)
     for name, indices, count, fine in (
         ("orders", orders, samples, orders.shape == (len(orders), samples)),
+        ("rows", places, len(labels), True),
         ("absent", absent, 2, absent is None or len(absent) == shapes[-1].own_outputs),
         ("draws", draws, len(widths), draws is None or (draws.ndim == 1 and len(draws) >= steps)),
     ):
@@ -102,11 +109,14 @@ def train(
             indices is not None and indices.size and not 0 <= indices.min() <= indices.max() < count
         ):
             raise ValueError(f"{name} has the wrong shape, or an index out of range")
+    # Outputs of frozen layers are computed in the first epoch's order, for all epochs.
+    if len(orders) > 1 and np.bincount(orders[0], minlength=samples).max() > 1:
+        raise ValueError("orders must have each sample once in an epoch")
 
     frozen = next(
         place for place, shape in enumerate(shapes) if any(name in part.trained for name in shape.names)
     )
-    nets = _nets(model, part, widths, received, rule, frozen)
+    nets, trained = _nets(model, part, widths, received, rule, frozen)
     plan = library.Plan(
         layers=len(shapes),
         frozen=frozen,
@@ -115,6 +125,7 @@ def train(
         nets=len(nets),
         moving=rule.momentum != 0,
         nesterov=rule.nesterov,
+        changes=changes and not rule.factors,
         samples=samples,
         epochs=len(orders),
         batch=batch,
@@ -125,21 +136,23 @@ def train(
         decay=rule.weight_decay + rule.strength,
         absent=None if absent is None else absent.ctypes.data,
     )
-    rows, targets = rows_of(data.inputs, shapes[0]), np.ascontiguousarray(data.targets.numpy())
     mean_loss = library.compiled().fedpmt_train(
         ctypes.byref(plan),
         (library.Net * len(nets))(*(net.structure for net in nets)),
         ctypes.c_void_p(None if draws is None or len(nets) == 1 else draws.ctypes.data),
-        ctypes.c_void_p(rows.ctypes.data),
-        ctypes.c_void_p(targets.ctypes.data),
+        ctypes.c_void_p(inputs.ctypes.data),
+        ctypes.c_void_p(labels.ctypes.data),
+        ctypes.c_void_p(None if places is None else places.ctypes.data),
         ctypes.c_void_p(orders.ctypes.data),
     )
+    nets[-1].given.clear()
     if mean_loss < 0:
         raise MemoryError("no memory for a device's local round")
-    trained = read_back(shapes, nets[-1].weights, frozen, frozenset(received))
     for name, factor in rule.factors.items():
         if name in trained:
             trained[name].div_(factor)
+    if changes and rule.factors:
+        trained = {name: one.sub_(received[name]) for name, one in trained.items()}
     sent = {name: within(selection, part.sent[name]) for name, selection in part.trained.items()}
     return {name: take(trained[name], selection) for name, selection in sent.items()}, float(mean_loss), steps
 
@@ -150,7 +163,8 @@ def forward(model: LayeredModel, tensors: Tensors, inputs: Arrays) -> Tensor | N
     shapes = shapes_of(model, tensors, inputs)
     if shapes is None:
         return None
-    net = Net(shapes, own_buffers(shapes, "weights", tensors, frozen=len(shapes)))
+    net = own_net(shapes)
+    net.give(tensors, frozen=len(shapes))
     rows = rows_of(cast("Tensor", inputs), shapes[0])
     outputs = np.empty((len(rows), shapes[-1].outputs), dtype=np.float32)
     done = library.compiled().fedpmt_forward(
@@ -161,25 +175,25 @@ def forward(model: LayeredModel, tensors: Tensors, inputs: Arrays) -> Tensor | N
         ctypes.c_int64(BLOCK),
         ctypes.c_void_p(outputs.ctypes.data),
     )
+    net.given.clear()
     if not done:
         raise MemoryError("no memory for a forward pass")
     return torch.from_numpy(outputs)[:, : shapes[-1].own_outputs]
 
 
 def _widths(
-    model: LayeredModel, part: Part, received: Tensors, data: Examples, rule: StepRule
+    model: LayeredModel, part: Part, received: Tensors, inputs: Arrays, rule: StepRule
 ) -> list[Shapes] | None:
     """The shapes of the part, behind those of the ones inside it; None where compiled code cannot train them."""
     inner = part.inner if rule.draws is not None else ()
     cuts = [corners(model.structure, one) for one in inner]
     nets = [{name: received[name][corner] for name, corner in cut.items()} for cut in cuts]
-    found = [shapes_of(model, tensors, data.inputs) for tensors in (*nets, received)]
+    found = [shapes_of(model, tensors, inputs) for tensors in (*nets, received)]
     known = [shapes for shapes in found if shapes is not None]
     if len(known) < len(found):
         return None
     first, last = known[-1][0], known[-1][-1]
     trained = [any(name in part.trained for name in shape.names) for shape in known[-1]]
-    targets = data.targets
     # All widths read the same rows and know the same classes.
     ends = {(shapes[0].inputs, shapes[-1].own_outputs) for shapes in known}
     able = (
@@ -196,13 +210,30 @@ def _widths(
         and ends == {(first.inputs, last.own_outputs)}
         and not any(isinstance(selection, Mask) for selection in part.sent.values())
         and (not rule.factors or _scales_layers(rule.factors, model))
-        # Any other label would be read as an address. Torch says what is wrong with it.
-        and isinstance(targets, Tensor)
-        and (targets.dtype, targets.ndim) == (torch.int64, 1)
-        and len(targets) > 0
-        and bool(((targets >= 0) & (targets < last.own_outputs)).all())
     )
     return known if able else None
+
+
+def _samples(data: Examples, shapes: Shapes) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
+    """Inputs, labels, and where in them the samples are; None where a label names no class.
+
+    Samples that lie in a larger array, as the first layer reads them, are read where they are. A label that names no
+    class would be read as an address: torch says what is wrong with it.
+    """
+    first, places = shapes[0], None
+    if isinstance(data, Rows):
+        whole = data.whole.inputs
+        layout = torch.channels_last if first.convolution else torch.contiguous_format
+        padded = not first.convolution and whole[:1].numel() != first.inputs
+        if whole.is_contiguous(memory_format=layout) and not padded:
+            places, data = np.ascontiguousarray(data.rows, dtype=np.int64), data.whole
+    targets = data.targets
+    if not isinstance(targets, torch.Tensor) or (targets.dtype, targets.ndim) != (torch.int64, 1):
+        return None
+    labels = np.ascontiguousarray(targets.numpy())
+    used = labels if places is None else labels[places]
+    fine = used.size and 0 <= used.min() <= used.max() < shapes[-1].own_outputs
+    return (rows_of(data.inputs, first), labels, places) if fine else None
 
 
 def _scales_layers(factors: Mapping[str, float], model: LayeredModel) -> bool:
@@ -214,25 +245,21 @@ def _scales_layers(factors: Mapping[str, float], model: LayeredModel) -> bool:
 
 def _nets(
     model: LayeredModel, part: Part, widths: Sequence[Shapes], received: Tensors, rule: StepRule, frozen: int
-) -> list[Net]:
-    """Each width with its tensors in this thread's buffers; those inside the part are filled when they are drawn."""
+) -> tuple[list[Net], dict[str, Tensor]]:
+    """Each width in this thread's memory, those inside the part still without weights; room for what is trained."""
     shift = _shift(received, rule) if rule.constant or rule.strength else {}
-    tensors = _scaled(received, rule.factors) if rule.factors else received
-    nets = []
-    for place, shapes in enumerate(widths):
-        gains = [rule.factors.get(shape.names[0], 1.0) ** 2 for shape in shapes]
-        whole = place == len(widths) - 1
-        name, own = ("", shift) if whole else (f" {place}", _cut(model, part.inner[place], shift))
-        weights = own_buffers(shapes, f"weights{name}", tensors if whole else None, frozen)
-        velocity = own_buffers(shapes, f"velocity{name}") if rule.momentum else None
-        # A step writes all of a width that it trains but the padding, and of the velocity of the whole only a corner.
-        left = [] if len(widths) == 1 else [*(velocity or ()), *(() if whole else weights)]
-        for array in (one for pair in left for one in pair):
-            array.fill(0)
-        nets.append(
-            Net(shapes, weights, velocity, own_buffers(shapes, f"shift{name}", own) if own else None, gains)
-        )
-    return nets
+    nets = [own_net(shapes, f"{place}") for place, shapes in enumerate(widths[:-1])]
+    whole, moving = own_net(widths[-1]), rule.momentum != 0
+    whole.give(_scaled(received, rule.factors) if rule.factors else received, frozen)
+    for net, inner in zip(nets, part.inner, strict=False):
+        net.train(rule.factors, moving=moving, shift=_cut(model, inner, shift))
+    trained = whole.train(rule.factors, part.trained, moving=moving, shift=shift)
+    if nets:
+        # A step writes all of a width that it trains but the padding, and of the velocity of the whole a corner alone.
+        whole.clear(weights=False)
+        for net in nets:
+            net.clear(weights=True)
+    return [*nets, whole], trained
 
 
 def _shift(received: Tensors, rule: StepRule) -> Tensors:

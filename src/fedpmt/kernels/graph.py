@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fedpmt.kernels.layout import Net, is_chain, read_back, rows_of, shapes_of
-from fedpmt.kernels.library import compiled, library
+from fedpmt.kernels.layout import Net, is_chain, rows_of, shapes_of
+from fedpmt.kernels.library import LANES, compiled, library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,7 +109,7 @@ class Pass:
     def __init__(self, shapes: Sequence[Shape], batch: int) -> None:
         self.shapes, self.batch = tuple(shapes), batch
         self._compiled, self._count = compiled(), ctypes.c_int32(len(shapes))
-        self._net = Net(shapes, [shape.blank() for shape in shapes])
+        self._net = Net(self.shapes)
         net = ctypes.byref(self._net.structure)
         self._work = ctypes.c_void_p(self._compiled.fedpmt_prepare(net, self._count, ctypes.c_int64(batch)))
         if not self._work:
@@ -122,10 +122,12 @@ class Pass:
 
     def outputs(self, tensors: Tensors, inputs: Tensor) -> Tensor:
         """What comes out, no more than `batch` samples; each of them is kept as the way back needs it."""
-        for shape, (weight, bias) in zip(self.shapes, self._net.weights, strict=True):
-            shape.pack(tensors, weight, bias)
+        self._net.give(tensors)
         last = self.shapes[-1]
-        self._rows = rows_of(inputs, self.shapes[0])
+        rows = rows_of(inputs, self.shapes[0])
+        # The way back reads whole vectors, to behind the last window.
+        self._rows = np.zeros(rows.size + LANES, dtype=np.float32)
+        self._rows[: rows.size] = rows.ravel()
         made = np.empty((len(inputs), last.outputs), dtype=np.float32)
         self._compiled.fedpmt_outputs(
             *self._chain,
@@ -133,6 +135,7 @@ class Pass:
             ctypes.c_int64(len(inputs)),
             ctypes.c_void_p(made.ctypes.data),
         )
+        self._net.given.clear()
         return torch.from_numpy(made)[:, : last.own_outputs]
 
     def gradients(self, error: Tensor, names: frozenset[str]) -> dict[str, Tensor]:
@@ -140,10 +143,11 @@ class Pass:
         last = self.shapes[-1]
         wide = np.zeros((len(error), last.outputs), dtype=np.float32)
         wide[:, : last.own_outputs] = error.numpy()
+        found = self._net.train({}, names)
         self._compiled.fedpmt_gradients(
             *self._chain,
             ctypes.c_void_p(self._rows.ctypes.data),
             ctypes.c_int64(len(wide)),
             ctypes.c_void_p(wide.ctypes.data),
         )
-        return read_back(self.shapes, self._net.weights, 0, names)
+        return found

@@ -24,7 +24,7 @@ from fedpmt.models.build import FlatLinear
 from fedpmt.models.chain import hooked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from fedpmt.models.layered import LayeredModel
     from fedpmt.types import Arrays, Tensors
@@ -144,11 +144,11 @@ class Shape:
         )
 
     @cached_property
-    def turned(self) -> tuple[ctypes.c_int32, ...]:
-        """The sizes of a linear layer's weights, for C to turn them from one layout into the other."""
-        stored = self.inputs // self.spots
-        sizes = self.own_outputs, self.own_inputs, self.spots, stored, self.outputs
-        return tuple(map(ctypes.c_int32, sizes))
+    def sizes(self) -> tuple[tuple[int, ...], tuple[int]]:
+        """Those of its weight and its bias."""
+        window = self.kernel if self.convolution else ()
+        inputs = self.own_inputs * (1 if self.convolution else self.spots)
+        return (self.own_outputs, inputs, *window), (self.own_outputs,)
 
     def blank(self) -> tuple[np.ndarray, np.ndarray]:
         """Weight and bias in the layout of the compiled code, all zero."""
@@ -157,24 +157,6 @@ class Shape:
         else:
             size = self.spots, self.inputs // self.spots, self.outputs
         return _aligned(size), _aligned((self.outputs,))
-
-    def pack(self, tensors: Tensors, packed: np.ndarray, bias: np.ndarray) -> None:
-        """Write the layer's tensors there."""
-        # Training that diverged leaves other values than zero in the padding.
-        if packed.shape[-2] > self.own_inputs:
-            packed[..., self.own_inputs :, :] = 0
-        if self.outputs > self.own_outputs:
-            packed[..., self.own_outputs :] = 0
-            bias[self.own_outputs :] = 0
-        own_weight, own_bias = self.names
-        weight = tensors[own_weight].detach().numpy()
-        if self.biased:
-            bias[: self.own_outputs] = tensors[own_bias].detach().numpy()
-        if self.convolution:
-            packed[:, :, : self.own_inputs, : self.own_outputs] = weight.transpose(2, 3, 1, 0)
-            return
-        weight = np.ascontiguousarray(weight)
-        compiled().fedpmt_turn(weight.ctypes, packed.ctypes, *self.turned, ctypes.c_int32(0))
 
 
 def _aligned(size: tuple[int, ...]) -> np.ndarray:
@@ -272,88 +254,102 @@ def rows_of(inputs: Tensor, first: Shape) -> np.ndarray:
     return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, missing))) if missing else rows)
 
 
-Buffers = list[tuple[np.ndarray, np.ndarray]]
-"""Weight and bias of each layer, in the layout of the compiled code."""
+class Net:
+    """A chain with room for its tensors, as C reads it.
 
+    The next call lays out the tensors that were given, and writes those that are wanted. Until then they are held in
+    `given`, which whoever made that call empties.
+    """
 
-@dataclass
-class _Held:
-    """A thread's buffers for one purpose, and which tensors each layer is a copy of."""
+    def __init__(self, shapes: tuple[Shape, ...]) -> None:
+        count = len(shapes)
+        self.shapes = shapes
+        self._layers = (library.Layer * count)(*(shape.structure for shape in shapes))
+        self._values = (library.Values * count)()
+        self.structure = library.Net(ctypes.addressof(self._layers), ctypes.addressof(self._values))
+        self._weights: list[np.ndarray] = []
+        for shape, values in zip(shapes, self._values, strict=True):
+            self._weights += (own := shape.blank())
+            values.weights, values.biases = (one.ctypes.data for one in own)
+        self._velocity: list[np.ndarray] = []
+        self._shift: Net | None = None
+        self.given: list[Tensor] = []
+        # Of each layer, its tensors and their versions; None where the weights were written to since. An id is a
+        # tensor's own for as long as there is a reference to it.
+        self._marks: list[list[tuple[int, int]] | None] = [None] * count
+        self._refs: list[list[ref[Tensor]]] = [[] for _ in shapes]
 
-    shapes: tuple[Shape, ...]
-    buffers: Buffers
-    refs: list[list[ref[Tensor]]]  # one object for each tensor for as long as they are kept here
-    marks: list[list[tuple[int, int]] | None]  # their ids and the tensors' versions; None: written to since
+    def give(self, tensors: Tensors, frozen: int = 0) -> None:
+        """Say what the weights are from the next call on.
+
+        Layers before `frozen` are not written to by it: they are left alone where they hold these very tensors already.
+        """
+        if self.given:  # by a call that never came
+            self._marks = [None] * len(self.shapes)
+        self.given = []
+        for number, (shape, values) in enumerate(zip(self.shapes, self._values, strict=True)):
+            own = [tensors[name] for name in shape.names if name in tensors]
+            refs, marks = [ref(one) for one in own], None
+            if not any(one.is_inference() for one in own):  # these do not count their versions
+                marks = [(id(one), tensor._version) for one, tensor in zip(refs, own, strict=True)]
+            values.given = values.given_bias = values.wanted = values.wanted_bias = None
+            if number >= frozen or marks is None or marks != self._marks[number]:
+                held = [one.detach().contiguous() for one in own]
+                self.given += held
+                values.given = held[0].data_ptr()
+                values.given_bias = held[1].data_ptr() if shape.biased else None
+            self._refs[number], self._marks[number] = refs, marks if number < frozen else None
+
+    def train(
+        self,
+        factors: Mapping[str, float],
+        wanted: Collection[str] = (),
+        *,
+        moving: bool = False,
+        shift: Tensors | None = None,
+    ) -> dict[str, Tensor]:
+        """Say how the next call trains, and make room for the tensors that it is to hand back.
+
+        Args:
+            factors: What weights are multiplied by in the forward pass, where it is not one.
+            wanted: The names of those that are handed back.
+            moving: Whether there is momentum.
+            shift: What each step adds.
+        """
+        if moving and not self._velocity:
+            self._velocity = [array for shape in self.shapes for array in shape.blank()]
+        if shift:
+            self._shift = self._shift or Net(self.shapes)
+            self._shift.give(shift)
+            compiled().fedpmt_lay_out(ctypes.byref(self._shift.structure), ctypes.c_int32(len(self.shapes)))
+            self._shift.given.clear()
+        found: dict[str, Tensor] = {}
+        for number, (shape, values) in enumerate(zip(self.shapes, self._values, strict=True)):
+            # Weights here are the factor times the device's own, so that each step is the factor's square longer.
+            self._layers[number].gain = factors.get(shape.names[0], 1.0) ** 2
+            laid = self._shift._values[number] if shift and self._shift is not None else library.Values()
+            values.shift, values.bias_shift = laid.weights, laid.biases
+            own = self._velocity[2 * number : 2 * number + 2] if moving else ()
+            values.velocity, values.bias_velocity = [one.ctypes.data for one in own] or (None, None)
+            for name, field, size in zip(shape.names, ("wanted", "wanted_bias"), shape.sizes, strict=True):
+                if name in wanted:
+                    # NumPy's memory, for the reason given where sums are made.
+                    found[name] = torch.from_numpy(np.empty(size, dtype=np.float32))
+                    setattr(values, field, found[name].data_ptr())
+        return found
+
+    def clear(self, *, weights: bool) -> None:
+        """Set velocities to zero, and with `weights` these, too."""
+        for array in (*self._velocity, *(self._weights if weights else ())):
+            array.fill(0)
 
 
 _own = threading.local()
 
 
-def own_buffers(
-    shapes: Sequence[Shape], place: str, tensors: Tensors | None = None, frozen: int = 0
-) -> Buffers:
-    """This thread's buffers for one purpose: new memory for every device would cost more than what is copied there.
-
-    They hold these tensors, or what the last user left. Only the layers before `frozen` are left as they are: those are
-    not written again for the next device that is sent the same tensors.
-    """
-    key, known = tuple(shapes), _own.__dict__
-    held: _Held | None = known.get(place)
-    if held is None or held.shapes != key:
-        count = len(key)
-        held = known[place] = _Held(key, [shape.blank() for shape in shapes], [[]] * count, [None] * count)
-    if tensors is None:
-        return held.buffers
-    for number, (shape, (weight, bias)) in enumerate(zip(shapes, held.buffers, strict=True)):
-        own = [tensors[name] for name in shape.names if name in tensors]
-        refs, marks = [ref(one) for one in own], None
-        if not any(one.is_inference() for one in own):  # these do not count their versions
-            marks = [(id(one), tensor._version) for one, tensor in zip(refs, own, strict=True)]
-        if marks is None or marks != held.marks[number]:
-            shape.pack(tensors, weight, bias)
-        held.refs[number], held.marks[number] = refs, marks if number < frozen else None
-    return held.buffers
-
-
-def read_back(
-    shapes: Sequence[Shape], packed: Buffers, frozen: int, names: frozenset[str]
-) -> dict[str, Tensor]:
-    """Copies of the tensors from layer `frozen` on, in their own layout."""
-    trained: dict[str, Tensor] = {}
-    for shape, (stored, bias) in list(zip(shapes, packed, strict=True))[frozen:]:
-        outputs, inputs = shape.own_outputs, shape.own_inputs
-        if shape.convolution:
-            weight = np.array(stored[:, :, :inputs, :outputs].transpose(3, 2, 0, 1), order="C")
-        else:
-            weight = np.empty((outputs, inputs * shape.spots), dtype=np.float32)
-            compiled().fedpmt_turn(weight.ctypes, stored.ctypes, *shape.turned, ctypes.c_int32(1))
-        for name, own in zip(shape.names, (weight, bias[:outputs].copy()), strict=True):
-            if name in names:
-                trained[name] = torch.from_numpy(own)
-    return trained
-
-
-class Net:
-    """A chain with its tensors, as C reads it; it must live as long as `structure` is in use."""
-
-    def __init__(
-        self,
-        shapes: Sequence[Shape],
-        weights: Buffers,
-        velocity: Buffers | None = None,
-        shift: Buffers | None = None,
-        gains: Sequence[float] = (),
-    ) -> None:
-        self.weights, self._held = weights, (velocity, shift)
-        # An array of copies: what is set here is of this net alone.
-        self._layers = (library.Layer * len(shapes))(*(shape.structure for shape in shapes))
-        for layer, gain in zip(self._layers, gains, strict=False):
-            layer.gain = gain  # its gradients count this many times
-        nothing = [(None, None)] * len(shapes)
-        self._values = (library.Values * len(shapes))(
-            *(
-                library.Values(*(None if one is None else one.ctypes.data for pair in pairs for one in pair))
-                for pairs in zip(weights, velocity or nothing, shift or nothing, strict=True)
-            )
-        )
-        self.structure = library.Net(ctypes.addressof(self._layers), ctypes.addressof(self._values))
+def own_net(shapes: tuple[Shape, ...], place: str = "") -> Net:
+    """This thread's net for one purpose: new memory for every device would cost more than what is copied there."""
+    known: Net | None = _own.__dict__.get(place)
+    if known is None or known.shapes != shapes:
+        known = _own.__dict__[place] = Net(shapes)
+    return known

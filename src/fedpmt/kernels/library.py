@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SOURCES = ("native.c", "operations.c")
 HEADERS = ("products.h",)
-VERSION = 4  # as in both
+VERSION = 5  # as in both
 LANES = 8  # likewise
 
 FLAGS = (
@@ -59,9 +59,10 @@ class Layer(ctypes.Structure):
 class Values(ctypes.Structure):
     """`Values` in native.c."""
 
-    _fields_ = _fields(
-        ctypes.c_void_p, "weights", "biases", "velocity", "bias_velocity", "shift", "bias_shift"
-    )
+    _fields_ = [
+        *_fields(ctypes.c_void_p, "weights", "biases", "velocity", "bias_velocity", "shift", "bias_shift"),
+        *_fields(ctypes.c_void_p, "given", "given_bias", "wanted", "wanted_bias"),
+    ]
 
 
 class Net(ctypes.Structure):
@@ -75,7 +76,7 @@ class Plan(ctypes.Structure):
 
     _fields_ = [
         *_fields(ctypes.c_int32, "layers", "frozen", "cached", "classes"),
-        *_fields(ctypes.c_int32, "nets", "moving", "nesterov"),
+        *_fields(ctypes.c_int32, "nets", "moving", "nesterov", "changes"),
         *_fields(ctypes.c_int64, "samples", "epochs", "batch", "limit"),
         *_fields(ctypes.c_float, "rate", "kept", "momentum", "decay"),
         *_fields(ctypes.c_void_p, "absent"),
@@ -147,8 +148,8 @@ def library() -> ctypes.CDLL | None:
     loaded.fedpmt_attention_room.restype = ctypes.c_int64
     loaded.fedpmt_gelu.restype = loaded.fedpmt_dropout.restype = None
     loaded.fedpmt_attention.restype = loaded.fedpmt_attention_backward.restype = None
-    loaded.fedpmt_fold.restype = loaded.fedpmt_add_at.restype = loaded.fedpmt_turn.restype = None
-    loaded.fedpmt_step.restype = None
+    loaded.fedpmt_lay_out.restype = loaded.fedpmt_hand_back.restype = None
+    loaded.fedpmt_fold.restype = loaded.fedpmt_add_at.restype = loaded.fedpmt_step.restype = None
     return loaded
 
 

@@ -19,7 +19,7 @@
 #define LANES 8
 #define SLACK LANES
 /* Changes with the meaning of an argument or a field, which sizes and offsets alone don't show. */
-#define VERSION 4
+#define VERSION 5
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float half __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
@@ -33,11 +33,14 @@ typedef struct {
     float gain;                                     /* of its gradients, over those of other layers */
 } Layer;
 
-/* A layer's tensors. Velocities are NULL without momentum, shifts where nothing is added to the gradient. */
+/* A layer's tensors. Velocities are NULL without momentum, shifts where nothing is added to the gradient. What is given
+ * and what is handed back is in the caller's layout: NULL where weights lie ready, and where nothing is asked for. */
 typedef struct {
     float *weights, *biases;
     float *velocity, *bias_velocity;
     const float *shift, *bias_shift;
+    const float *given, *given_bias;
+    float *wanted, *wanted_bias;
 } Values;
 
 /* The model at one width. */
@@ -56,6 +59,7 @@ typedef struct {
 typedef struct {
     int32_t layers, frozen, cached, classes;
     int32_t nets, moving, nesterov;        /* moving: with momentum */
+    int32_t changes;                       /* whether what was given is taken off what is handed back */
     int64_t samples, epochs, batch, limit; /* limit: steps, negative for none */
     float rate, kept, momentum, decay;
     const uint8_t *absent;                 /* classes whose logits are zero and stay so; NULL for none */
@@ -116,6 +120,9 @@ static Step step_of(const Plan *plan, const Layer *layer, int fresh) {
  * of their errors stays in the first. */
 #define CHUNK 64
 #define PANEL 192
+/* Samples that go through frozen layers at a time, at least: as many as a panel of outputs has room for in the first
+ * cache. */
+#define KEPT 48
 
 /* A batch and what its products with the weights are added to. */
 typedef struct {
@@ -126,6 +133,7 @@ typedef struct {
 
 /* The most neighbours in a row of an image, and rows and columns of vectors of a filter's gradient, in registers. */
 #define PIXELS 14
+#define MOST_COLUMNS 5
 #define GRADIENT_ROWS 5
 #define GRADIENT_VECTORS 10
 
@@ -330,35 +338,112 @@ INLINE void exchange(vector square[LANES]) {
     }
 }
 
-/* Between a linear layer's own weights, [output, channel x spot], and those here, [spot, channel, output], with `stored`
- * channels and `stride` outputs: squares at a time, and one by one what is left over. */
-void fedpmt_turn(float *own, float *here, int32_t outputs, int32_t channels, int32_t spots, int32_t stored,
-                 int32_t stride, int32_t back) {
-    const int64_t inputs = (int64_t)channels * spots;
+/* ---- layout ---- */
+
+/* Channels of the weights here, with padding, at each spot of an image or of a filter. */
+static int64_t stored_inputs(const Layer *layer) {
+    return layer->convolution ? layer->inputs : layer->inputs / layer->blocks;
+}
+
+/* Between the caller's weights, [output, channel x spot], and those here, [spot, channel, output]: squares at a time, and
+ * one by one what is left over. On the way back `before`, laid out as the caller's, is taken off. */
+INLINE void turn(const int back, const Layer *layer, const float *from, float *to, const float *before) {
+    const int64_t spots = layer->blocks, outputs = layer->own_outputs, stride = layer->outputs;
+    const int64_t inputs = layer->own_inputs * spots, stored = stored_inputs(layer);
     for (int64_t input = 0; input < inputs; input += LANES) {
         const int some = inputs - input < LANES ? (int)(inputs - input) : LANES;
-        float *lines[LANES]; /* of these inputs, here */
+        int64_t lines[LANES]; /* where these inputs are, here */
         for (int64_t k = 0; k < some; k++)
-            lines[k] = here + ((input + k) % spots * stored + (input + k) / spots) * stride;
-        int32_t n = 0;
+            lines[k] = ((input + k) % spots * stored + (input + k) / spots) * stride;
+        int64_t n = 0;
         for (; some == LANES && n + LANES <= outputs; n += LANES) {
             vector square[LANES];
-            for (int k = 0; k < LANES; k++) square[k] = load(back ? lines[k] + n : own + (n + k) * inputs + input);
+            for (int k = 0; k < LANES; k++) square[k] = load(from + (back ? lines[k] + n : (n + k) * inputs + input));
             exchange(square);
-            for (int k = 0; k < LANES; k++) store(back ? own + (n + k) * inputs + input : lines[k] + n, square[k]);
+            for (int k = 0; before && k < LANES; k++) square[k] -= load(before + (n + k) * inputs + input);
+            for (int k = 0; k < LANES; k++) store(to + (back ? (n + k) * inputs + input : lines[k] + n), square[k]);
         }
         for (; n < outputs; n++)
             for (int k = 0; k < some; k++) {
-                float *const there = own + n * inputs + input + k;
+                const int64_t there = n * inputs + input + k, here = lines[k] + n;
                 if (back)
-                    *there = lines[k][n];
+                    to[there] = from[here] - (before ? before[there] : 0);
                 else
-                    lines[k][n] = *there;
+                    to[here] = from[there];
             }
     }
 }
 
+/* What was given takes the place of weights and biases. Padding is zero: training that diverged left other values. */
+void fedpmt_lay_out(const Net *net, int32_t count) {
+    for (int l = 0; l < count; l++) {
+        const Layer *layer = net->layers + l;
+        const Values *own = net->values + l;
+        const int64_t stored = stored_inputs(layer), outputs = layer->outputs;
+        const size_t missing = sizeof(float) * (size_t)(outputs - layer->own_outputs);
+        if (!own->given) continue;
+        for (int64_t block = 0; block < layer->blocks; block++) {
+            float *const here = own->weights + block * stored * outputs;
+            for (int64_t k = 0; missing && k < layer->own_inputs; k++)
+                memset(here + k * outputs + layer->own_outputs, 0, missing);
+            memset(here + layer->own_inputs * outputs, 0, sizeof(float) * (stored - layer->own_inputs) * outputs);
+        }
+        turn(0, layer, own->given, own->weights, NULL);
+        if (own->given_bias) memcpy(own->biases, own->given_bias, sizeof(float) * layer->own_outputs);
+        memset(own->biases + layer->own_outputs, 0, missing);
+    }
+}
+
+/* What is wanted of weights and biases; with `changes`, less what was given. */
+void fedpmt_hand_back(const Net *net, int32_t count, int32_t changes) {
+    for (int l = 0; l < count; l++) {
+        const Layer *layer = net->layers + l;
+        const Values *own = net->values + l;
+        if (own->wanted && changes)
+            turn(1, layer, own->weights, own->wanted, own->given);
+        else if (own->wanted)
+            turn(1, layer, own->weights, own->wanted, NULL);
+        for (int64_t n = 0; own->wanted_bias && n < layer->own_outputs; n++)
+            own->wanted_bias[n] = own->biases[n] - (changes ? own->given_bias[n] : 0);
+    }
+}
+
 /* ---- convolutions ---- */
+
+#ifdef WIDE
+/* Neighbours in two rows of a picture of one channel, a row in each half of a vector. A pair of numbers is read once for
+ * all pixels whose windows it is in, and each sum still takes its terms in the order of `window`. */
+INLINE void two_rows(const int pixels, const int segment, const float *image, int64_t line, int rows, const float *w,
+                     const float *b, int64_t filters, float *upper, float *lower) {
+#define BOTH(first, second) \
+    __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+    const vector bias = load(b);
+    vector_16 sums[PIXELS];
+    for (int p = 0; p < pixels; p++) sums[p] = BOTH(bias, bias);
+    for (int row = 0; row < rows; row++, image += line, w += segment * filters) {
+        vector_16 weights[MOST_COLUMNS];
+        for (int k = 0; k < segment; k++) {
+            const vector own = load(w + k * filters);
+            weights[k] = BOTH(own, own);
+            HOLD(weights[k]);
+        }
+#pragma GCC unroll 16
+        for (int n = 0; n < pixels + segment - 1; n++) {
+            const float a = image[n], c = image[line + n];
+            const vector here = {a, a, a, a, a, a, a, a}, below = {c, c, c, c, c, c, c, c};
+            vector_16 pair = BOTH(here, below);
+            HOLD(pair);
+#pragma GCC unroll 16
+            for (int k = 0; k < segment; k++)
+                if (n - k >= 0 && n - k < pixels) sums[n - k] += pair * weights[k];
+        }
+    }
+    for (int p = 0; p < pixels; p++) {
+        store(upper + p * filters, LOW(sums[p]));
+        store(lower + p * filters, HIGH(sums[p]));
+    }
+}
+#endif
 
 static void convolve(const Layer *layer, const Work *work, const float *w, const float *b, const float *image, float *y) {
     const int64_t channels = layer->inputs, filters = layer->outputs, line = layer->width * channels;
@@ -369,7 +454,27 @@ static void convolve(const Layer *layer, const Work *work, const float *w, const
 #ifdef WIDE
         if (f + 2 * WIDE <= filters) taken = 2 * WIDE;
 #endif
-        for (int i = 0; i < work->high; i++) {
+        int i = 0;
+#ifdef WIDE
+#define TWO_ROWS(pixels, segment)                                                                                \
+    for (; j + (pixels) <= work->broad; j += (pixels))                                                           \
+    two_rows(pixels, segment, image + i * line + j, line, rows, w + f, b + f, filters, to + j * filters,         \
+             to + (work->broad + j) * filters)
+        for (; taken == LANES && channels == 1 && (segment == 3 || segment == 5) && i + 2 <= work->high; i += 2) {
+            float *to = y + (int64_t)i * work->broad * filters + f;
+            int j = 0;
+            if (segment == 3) {
+                TWO_ROWS(12, 3);
+                TWO_ROWS(4, 3);
+                TWO_ROWS(1, 3);
+            } else {
+                TWO_ROWS(12, 5);
+                TWO_ROWS(4, 5);
+                TWO_ROWS(1, 5);
+            }
+        }
+#endif
+        for (; i < work->high; i++) {
             const float *at = image + i * line;
             float *to = y + (int64_t)i * work->broad * filters + f;
             int j = 0;
@@ -410,12 +515,13 @@ INLINE vector pick(whole mask, vector yes, vector no) {
     return (vector)(((whole)yes & mask) | ((whole)no & ~mask));
 }
 
-/* The largest of each two by two, cut at zero where the layer is rectified; `places` says which it was. */
-static void pool(const Layer *layer, const Work *work, const float *from, float *to, int32_t *places) {
+/* The largest of each two by two, cut at zero where the layer is rectified; `places` says which it was, where that will
+ * be asked on the way back. */
+INLINE void pool(const int placed, const Layer *layer, const Work *work, const float *from, float *to, int32_t *places) {
     const int64_t filters = layer->outputs, line = work->broad * filters;
     const vector zero = {0};
     for (int i = 0; i + 2 <= work->high; i += 2)
-        for (int j = 0; j + 2 <= work->broad; j += 2, to += filters, places += filters) {
+        for (int j = 0; j + 2 <= work->broad; j += 2, to += filters) {
             const float *at = from + i * line + j * filters;
             for (int64_t f = 0; f < filters; f += LANES) {
                 const vector a = load(at + f), b = load(at + filters + f);
@@ -425,8 +531,9 @@ static void pool(const Layer *layer, const Work *work, const float *from, float 
                 const whole lower = second > first;
                 const vector largest = pick(lower, second, first);
                 store(to + f, layer->rectified ? pick(largest < zero, zero, largest) : largest);
-                *(whole *)(places + f) = (lower & (2 - below)) | (~lower & -above);
+                if (placed) *(whole *)(places + f) = (lower & (2 - below)) | (~lower & -above);
             }
+            if (placed) places += filters;
         }
 }
 
@@ -436,8 +543,10 @@ static void convolution_forward(const Layer *layer, const Work *work, const floa
     for (int64_t m = 0; m < count; m++) {
         float *own = y + m * work->pooled;
         convolve(layer, work, w, b, x + m * size, layer->pooled ? work->unpooled : own);
-        if (layer->pooled) {
-            pool(layer, work, work->unpooled, own, places + m * work->pooled);
+        if (layer->pooled && places) {
+            pool(1, layer, work, work->unpooled, own, places + m * work->pooled);
+        } else if (layer->pooled) {
+            pool(0, layer, work, work->unpooled, own, NULL);
         } else {
             rectify(layer, own, work->size);
         }
@@ -645,12 +754,12 @@ static void forward(Net net, const Work *work, int first, int last, const float 
 }
 
 /* (softmax(z) - y) / n in place of z; gives the mean loss. An absent class keeps a share, but gets no error. */
-static double loss_and_error(float *z, const int64_t *labels, const int64_t *order, int64_t count, int classes,
-                             int64_t stride, const uint8_t *absent) {
+static double loss_and_error(float *z, const int64_t *labels, const int64_t *rows, const int64_t *order, int64_t count,
+                             int classes, int64_t stride, const uint8_t *absent) {
     double sum = 0;
     for (int64_t m = 0; m < count; m++) {
         float *own = z + m * stride, largest, shares = 0;
-        const int64_t label = labels[order[m]];
+        const int64_t label = labels[rows ? rows[order[m]] : order[m]];
         for (int c = 0; absent && c < classes; c++) own[c] = absent[c] ? 0 : own[c];
         largest = own[0];
         for (int c = 1; c < classes; c++) largest = own[c] > largest ? own[c] : largest;
@@ -671,7 +780,8 @@ static void *zeros(int64_t count, size_t size) {
     return made ? memset(made, 0, bytes) : NULL;
 }
 
-static Work *prepare(const Layer *layers, int count, int64_t batch, int frozen) {
+/* Room for `block` samples in frozen layers and for `batch` in those that are trained. */
+static Work *prepare(const Layer *layers, int count, int frozen, int64_t block, int64_t batch) {
     Work *work = calloc((size_t)count, sizeof(Work));
     for (int l = 0; work && l < count; l++) {
         const Layer *layer = layers + l;
@@ -685,15 +795,15 @@ static Work *prepare(const Layer *layers, int count, int64_t batch, int frozen) 
             const int64_t filters =
                 (int64_t)layer->outputs * layer->kernel_height * padded((int64_t)layer->kernel_width * layer->inputs);
             own->unpooled = zeros(own->size, sizeof(float));
-            own->places = zeros(batch * own->pooled, sizeof(int32_t));
             if (l >= frozen) {
+                own->places = zeros(batch * own->pooled, sizeof(int32_t));
                 own->gradient = zeros(filters + layer->outputs, sizeof(float));
                 own->turned = zeros(filters, sizeof(float));
                 own->entries = zeros(own->pooled + layer->outputs, sizeof(Entry));
                 own->counts = zeros(layer->outputs, sizeof(int64_t));
             }
         }
-        own->outputs = zeros(batch * own->pooled + SLACK, sizeof(float));
+        own->outputs = zeros((l < frozen ? block : batch) * own->pooled + SLACK, sizeof(float));
         /* The error at this layer's input; none goes below the first trained layer. */
         if (l > frozen) own->errors = zeros(batch * input_size(layer) + SLACK, sizeof(float));
     }
@@ -718,8 +828,9 @@ static int complete(const Layer *layers, const Work *work, int count, int frozen
     for (int l = 0; work && l < count; l++) {
         const Work *own = work + l;
         if (!own->outputs || (l > frozen && !own->errors)) return 0;
-        if (layers[l].convolution && (!own->unpooled || !own->places)) return 0;
-        if (layers[l].convolution && l >= frozen && (!own->gradient || !own->turned || !own->entries || !own->counts))
+        if (layers[l].convolution && !own->unpooled) return 0;
+        if (layers[l].convolution && l >= frozen &&
+            (!own->places || !own->gradient || !own->turned || !own->entries || !own->counts))
             return 0;
     }
     return work != NULL;
@@ -755,14 +866,15 @@ static const int64_t *samples_of(const Plan *plan, const int64_t *order, int64_t
     return order + step / each * plan->samples + begin;
 }
 
-static void gather_samples(float *to, const float *from, const int64_t *order, int64_t count, int64_t size) {
-    for (int64_t s = 0; s < count; s++) memcpy(to + s * size, from + order[s] * size, sizeof(float) * size);
+static void gather_samples(float *to, const float *from, const int64_t *rows, const int64_t *order, int64_t count,
+                           int64_t size) {
+    for (int64_t s = 0; s < count; s++)
+        memcpy(to + s * size, from + (rows ? rows[order[s]] : order[s]) * size, sizeof(float) * size);
 }
 
 /* A narrow layer's tensor from the leading channels of a wide one's, or back; padding is left alone. */
 static void copy_corner(const Layer *thin, const Layer *wide, float *narrow, float *whole, int back) {
-    const int64_t thin_inputs = thin->inputs / (thin->convolution ? 1 : thin->blocks);
-    const int64_t wide_inputs = wide->inputs / (wide->convolution ? 1 : wide->blocks);
+    const int64_t thin_inputs = stored_inputs(thin), wide_inputs = stored_inputs(wide);
     for (int64_t block = 0; block < thin->blocks; block++)
         for (int64_t k = 0; k < thin->own_inputs; k++) {
             float *own = narrow + (block * thin_inputs + k) * thin->outputs;
@@ -779,43 +891,54 @@ static void copy_net(Net thin, Net wide, int count, int back) {
         const size_t size = sizeof(float) * layer->own_outputs;
         copy_corner(layer, wide.layers + l, own->weights, theirs->weights, back);
         memcpy(back ? theirs->biases : own->biases, back ? own->biases : theirs->biases, size);
-        if (!own->velocity) continue;
+        if (!own->velocity || !theirs->velocity) continue;
         copy_corner(layer, wide.layers + l, own->velocity, theirs->velocity, back);
         memcpy(back ? theirs->bias_velocity : own->bias_velocity, back ? own->bias_velocity : theirs->bias_velocity, size);
     }
 }
 
-/* The local round of one device; weights and biases of the last of `nets` are changed in place. The mean loss over its
- * steps, negative where there is no memory. `order` holds the samples of every epoch. The nets before the last are
- * corners of it, narrowest first; `draws` says which of all takes each step, and is NULL where the last takes all. */
+/* The local round of one device: the mean loss over its steps, negative where there is no memory. Weights are given to
+ * the last of `nets`, changed in its place, and handed back by it. `order` holds the samples of every epoch; `rows` maps
+ * a sample to its row in `inputs` and `labels`, NULL where these are the same. The nets before the last are corners of
+ * it, narrowest first; `draws` says which of all takes each step, and is NULL where the last takes all. */
 double fedpmt_train(const Plan *plan, const Net *nets, const int32_t *draws, const float *inputs, const int64_t *labels,
-                    const int64_t *order) {
+                    const int64_t *rows, const int64_t *order) {
     const int count = plan->layers, frozen = plan->frozen, widest = plan->nets - 1;
     const Net whole = nets[widest];
     const int64_t batch = plan->batch < plan->samples ? plan->batch : plan->samples;
     const int64_t whole_epochs = plan->epochs * ((plan->samples + plan->batch - 1) / plan->batch);
     const int64_t steps = plan->limit >= 0 && plan->limit < whole_epochs ? plan->limit : whole_epochs;
-    const int first = plan->cached ? frozen : 0;
+    const int64_t seen = steps * plan->batch < plan->samples ? steps * plan->batch : plan->samples;
+    const int64_t size = input_size(whole.layers), cut = input_size(whole.layers + frozen);
+    /* Outputs of frozen layers that take no more room than the samples themselves are kept in any case: many samples at
+     * a time go through these layers in less time. */
+    const int keeps = frozen && (plan->cached || (!draws && cut <= size)), first = keeps ? frozen : 0;
+    const int64_t hidden = keeps ? cut : size, block = keeps && batch < KEPT ? KEPT : batch;
     /* Nothing is trained below a linear first layer: the next batch can go through it as soon as it took its step. */
     const int ahead = !draws && frozen == first && !whole.layers[first].convolution && count > first + 1;
-    const int64_t size = input_size(whole.layers), hidden = input_size(whole.layers + first);
     Work **works = calloc((size_t)plan->nets, sizeof(Work *));
-    float *cache = plan->cached && frozen ? zeros(plan->samples * hidden, sizeof(float)) : NULL;
-    float *gathered = zeros(2 * batch * hidden + SLACK, sizeof(float));
-    float *now = gathered, *then = gathered + batch * hidden;
+    float *cache = keeps ? malloc(sizeof(float) * plan->samples * hidden) : NULL; /* what is read was written */
+    const int64_t room = block * size > batch * hidden ? block * size : batch * hidden;
+    float *gathered = zeros(2 * room + SLACK, sizeof(float));
+    float *now = gathered, *then = gathered + room;
     double sum = -1;
-    if (!works || !gathered || (plan->cached && frozen && !cache)) goto done;
+    fedpmt_lay_out(nets + widest, count);
+    if (!works || !gathered || (keeps && !cache)) goto done;
     for (int n = 0; n <= widest; n++) {
-        works[n] = prepare(nets[n].layers, count, batch, frozen);
+        works[n] = prepare(nets[n].layers, count, frozen, block, batch);
         if (!complete(nets[n].layers, works[n], count, frozen)) goto done;
     }
     sum = 0;
-    for (int64_t m = 0; cache && m < plan->samples; m += batch) {
-        const int64_t some = m + batch <= plan->samples ? batch : plan->samples - m;
-        forward(whole, works[widest], 0, frozen, inputs + m * size, some);
-        memcpy(cache + m * hidden, works[widest][frozen - 1].outputs, sizeof(float) * some * hidden);
+    for (int64_t m = 0; keeps && m < seen; m += block) {
+        const int64_t some = m + block <= seen ? block : seen - m;
+        gather_samples(now, inputs, rows, order + m, some, size);
+        forward(whole, works[widest], 0, frozen, now, some);
+        const float *outputs = works[widest][frozen - 1].outputs;
+        for (int64_t s = 0; s < some; s++)
+            memcpy(cache + order[m + s] * hidden, outputs + s * hidden, sizeof(float) * hidden);
     }
-    const float *source = cache ? cache : inputs;
+    const float *source = keeps ? cache : inputs;
+    const int64_t *held = keeps ? NULL : rows; /* where samples are in `source` */
     for (int64_t step = 0; step < steps; step++) {
         const int drawn = draws ? draws[step] : widest;
         const Net net = nets[drawn];
@@ -827,14 +950,14 @@ double fedpmt_train(const Plan *plan, const Net *nets, const int32_t *draws, con
         if (ahead && step > 0) {
             forward(net, work, first + 1, count, work[first].outputs, some);
         } else {
-            gather_samples(now, source, own, some, hidden);
+            gather_samples(now, source, held, own, some, hidden);
             forward(net, work, first, count, now, some);
         }
-        sum += loss_and_error(work[count - 1].outputs, labels, own, some, plan->classes, net.layers[count - 1].outputs,
-                              plan->absent);
+        sum += loss_and_error(work[count - 1].outputs, labels, rows, own, some, plan->classes,
+                              net.layers[count - 1].outputs, plan->absent);
         if (ahead && step + 1 < steps) {
             const int64_t *others = samples_of(plan, order, step + 1, &next.count);
-            gather_samples(then, source, others, next.count, hidden);
+            gather_samples(then, source, held, others, next.count, hidden);
             next.x = then;
             next.y = work[first].outputs;
         }
@@ -845,6 +968,7 @@ double fedpmt_train(const Plan *plan, const Net *nets, const int32_t *draws, con
         now = then;
         then = swapped;
     }
+    fedpmt_hand_back(nets + widest, count, plan->changes);
 done:
     for (int n = 0; works && n <= widest; n++) release(works[n], count);
     free(works);
@@ -857,7 +981,8 @@ done:
 int32_t fedpmt_forward(const Net *net, int32_t count, const float *inputs, int64_t samples, int64_t block,
                        float *outputs) {
     const int64_t size = input_size(net->layers), stride = net->layers[count - 1].outputs;
-    Work *work = prepare(net->layers, count, block, count);
+    Work *work = prepare(net->layers, count, count, block, 0);
+    fedpmt_lay_out(net, count);
     const int fine = complete(net->layers, work, count, count);
     for (int64_t m = 0; fine && m < samples; m += block) {
         const int64_t some = m + block <= samples ? block : samples - m;
@@ -870,7 +995,7 @@ int32_t fedpmt_forward(const Net *net, int32_t count, const float *inputs, int64
 
 /* A forward pass and the way back, for losses that are not known here: room for a batch, NULL where there is none. */
 Work *fedpmt_prepare(const Net *net, int32_t count, int64_t batch) {
-    Work *work = prepare(net->layers, count, batch, 0);
+    Work *work = prepare(net->layers, count, 0, 0, batch);
     if (complete(net->layers, work, count, 0)) return work;
     release(work, count);
     return NULL;
@@ -879,16 +1004,18 @@ Work *fedpmt_prepare(const Net *net, int32_t count, int64_t batch) {
 void fedpmt_release(Work *work, int32_t count) { release(work, count); }
 
 void fedpmt_outputs(const Net *net, Work *work, int32_t count, const float *inputs, int64_t samples, float *outputs) {
+    fedpmt_lay_out(net, count);
     forward(*net, work, 0, count, inputs, samples);
     memcpy(outputs, work[count - 1].outputs, sizeof(float) * samples * net->layers[count - 1].outputs);
 }
 
-/* Gradients in the place of weights and biases: a step of length -1 that leaves nothing of them. */
+/* Gradients in the place of weights and biases, handed back: a step of length -1 that leaves nothing of them. */
 void fedpmt_gradients(const Net *net, Work *work, int32_t count, const float *inputs, int64_t samples,
                       const float *errors) {
     const Plan plan = {.layers = count, .rate = -1, .kept = 0};
     memcpy(work[count - 1].outputs, errors, sizeof(float) * samples * net->layers[count - 1].outputs);
     backward(*net, work, &plan, 0, inputs, samples, (Batch){NULL, NULL, 0});
+    fedpmt_hand_back(net, count, 0);
 }
 
 /* ---- aggregation ---- */
@@ -958,11 +1085,12 @@ int32_t fedpmt_interface(int64_t *numbers, int32_t room) {
         AT(Layer, width), AT(Layer, kernel_height), AT(Layer, kernel_width), AT(Layer, pooled), AT(Layer, rectified),
         AT(Layer, biased), AT(Layer, blocks), AT(Layer, own_inputs), AT(Layer, own_outputs), AT(Layer, gain),
         sizeof(Values), AT(Values, weights), AT(Values, biases), AT(Values, velocity), AT(Values, bias_velocity),
-        AT(Values, shift), AT(Values, bias_shift),
+        AT(Values, shift), AT(Values, bias_shift), AT(Values, given), AT(Values, given_bias), AT(Values, wanted),
+        AT(Values, wanted_bias),
         sizeof(Net), AT(Net, layers), AT(Net, values),
         sizeof(Plan), AT(Plan, layers), AT(Plan, frozen), AT(Plan, cached), AT(Plan, classes), AT(Plan, nets),
-        AT(Plan, moving), AT(Plan, nesterov), AT(Plan, samples), AT(Plan, epochs), AT(Plan, batch), AT(Plan, limit),
-        AT(Plan, rate), AT(Plan, kept), AT(Plan, momentum), AT(Plan, decay), AT(Plan, absent),
+        AT(Plan, moving), AT(Plan, nesterov), AT(Plan, changes), AT(Plan, samples), AT(Plan, epochs), AT(Plan, batch),
+        AT(Plan, limit), AT(Plan, rate), AT(Plan, kept), AT(Plan, momentum), AT(Plan, decay), AT(Plan, absent),
     };
     const int32_t count = (int32_t)(sizeof known / sizeof *known);
     for (int32_t n = 0; n < count && n < room; n++) numbers[n] = known[n];

@@ -13,9 +13,10 @@ import math
 import os
 from bisect import insort
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from functools import cached_property
+from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedpmt.methods.base import Round
 from fedpmt.models.trees import weights_sha256
@@ -26,11 +27,12 @@ from fedpmt.simulation.cohort import Places, Verdict, assign, conclude, draw_coh
 from fedpmt.types import MODEL, SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from fedpmt.devices.fleet import Device, Fleet
     from fedpmt.records import DeviceRecord, Outcome, RoundRecord
     from fedpmt.simulation.cohort import Assignment
+    from fedpmt.simulation.executors import Pending
     from fedpmt.simulation.loop import Federation, Progress
     from fedpmt.training.messages import Reply
 
@@ -41,7 +43,7 @@ DIGEST_LENGTH = 16
 """Hexadecimal digits of a reply's digest."""
 
 AHEAD = 2
-"""Replies per worker that are computed before they arrive."""
+"""Replies per worker that are computed, or wait for it, at a time."""
 
 Key = tuple[int, int, int]
 """The version of the model that a device started from, the draw of that version, and the device."""
@@ -102,9 +104,10 @@ class EventClock:
 
     def __init__(self, federation: Federation, transport: float = 0.0) -> None:
         self._federation = federation
+        _ = federation.server_models  # copied here, and not while workers copy the same modules
         self._transport = transport  # seconds of an interval that are not training
         self._assignments: dict[Key, Assignment] = {}
-        self._computed: dict[Key, Reply] = {}
+        self._running: dict[Key, Pending[tuple[Reply, Any]]] = {}
 
     def open(self, progress: Progress) -> tuple[Progress, Round, list[Assignment], Verdict]:
         """Let devices start and end until the server steps.
@@ -235,39 +238,44 @@ class EventClock:
         return self._assignments[flight.key]
 
     def train(self, arrived: Sequence[Assignment], progress: Progress) -> Iterator[Reply]:
-        """The replies of a step in the order of their arrival, each with how late it is.
-
-        Several workers also compute those that arrive next: which ones these are is known, and so is what they train.
-        """
-        federation, computed = self._federation, self._computed
-        discount = parse_staleness(federation.settings.staleness)
-        missing = [one for one in arrived if _key(one) not in computed]
-        batch = [*missing, *self._next(progress, self._ahead - len(missing))] if missing else []
-        found = zip(batch, federation.train(batch), strict=True)
-        for one in arrived:
-            while _key(one) not in computed:
-                other, reply = next(found)
-                computed[_key(other)] = reply
+        """The replies of a step in the order of their arrival, each with how late it is."""
+        discount = parse_staleness(self._federation.settings.staleness)
+        for one, reply in zip(arrived, self._replies(arrived, progress), strict=True):
             late = progress.rounds - one.version
             sent = one.task.tensors.get(MODEL) if late else None
-            yield replace(computed.pop(_key(one)), staleness=late, discount=discount(late), sent=sent)
-        computed.update((_key(other), reply) for other, reply in found)
+            yield replace(reply, staleness=late, discount=discount(late), sent=sent)
 
-    @property
+    def _replies(self, arrived: Sequence[Assignment], progress: Progress) -> Iterator[Reply]:
+        """Compute replies.
+
+        Workers go on with those that arrive in later steps: which ones these are is known, and so is what they train.
+        """
+        federation, running = self._federation, self._running
+        begun = set(running)
+        missing = [one for one in arrived if key_of(one) not in begun]
+        coming = chain(missing, self._next(progress, begun))
+        for one in arrived:
+            key = key_of(one)
+            while key not in running or len(running) < self._ahead:
+                other = next(coming, None)
+                if other is None:
+                    break
+                running[key_of(other)] = federation.begin(other)
+            yield from federation.train([one], [running.pop(key).result()])
+
+    @cached_property
     def _ahead(self) -> int:
+        """How many replies are computed or wait, at most, but for those of a step."""
         settings = self._federation.settings
         workers = 1 if settings.executor == "plain" else settings.workers or os.cpu_count() or 1
-        return 0 if workers == 1 else AHEAD * workers
+        return 1 if workers == 1 else AHEAD * workers
 
-    def _next(self, progress: Progress, count: int) -> list[Assignment]:
-        """Those that arrive next and are not computed yet."""
-        flights = progress.flights or Flights()
-        waiting = (
-            flight
-            for flight in flights.devices
-            if flight.outcome == "arrived" and flight.key not in self._computed
-        )
-        return [self._assignment(progress, flight) for flight in islice(waiting, max(0, count))]
+    def _next(self, progress: Progress, begun: Collection[Key]) -> Iterator[Assignment]:
+        """Those that arrive in later steps and that nobody has begun to compute."""
+        last = progress.rounds + 1 >= self._federation.settings.rounds
+        for flight in () if last else (progress.flights or Flights()).devices:
+            if flight.outcome == "arrived" and flight.key not in begun:
+                yield self._assignment(progress, flight)
 
 
 def make_flight(one: Assignment, outcome: Outcome, number: int, ends: float) -> Flight:
@@ -334,5 +342,6 @@ class Replay(EventClock):
             yield reply
 
 
-def _key(one: Assignment) -> Key:
+def key_of(one: Assignment) -> Key:
+    """What tells a device's work apart from all other of a run."""
     return one.version, one.turn, one.device.id

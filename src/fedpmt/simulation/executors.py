@@ -6,11 +6,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import torch
 
@@ -21,7 +21,7 @@ from fedpmt.training.local import Job, LocalSettings, LocalWork, Rng, Site
 from fedpmt.training.loop import compiled_round, conclude, local_round, why_not_compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy as np
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Out = TypeVar("Out")
+Result_co = TypeVar("Result_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,59 @@ class PathsTaken:
         self.checked = self.checked or other.checked
 
 
+class Pending(Protocol[Result_co]):
+    """A piece of work that was begun."""
+
+    def result(self) -> Result_co:
+        """Wait for it."""
+        ...
+
+    def cancel(self) -> object:
+        """Say that nobody wants it any more."""
+        ...
+
+
+@dataclass(frozen=True)
+class Later(Generic[Result_co]):
+    """Work that is done when its result is asked for."""
+
+    function: Callable[[], Result_co]
+
+    def result(self) -> Result_co:
+        return self.function()
+
+    def cancel(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A unit that a process computes."""
+
+    workers: Workers
+    number: int
+    paths: PathsTaken
+
+    def result(self) -> tuple[Reply, Any]:
+        reply, own, paths = self.workers.take(self.number)
+        self.paths.add(paths)
+        return reply, own
+
+    def cancel(self) -> None:
+        """A process cannot be asked to stop: it ends, and is made anew when it is needed again."""
+        self.workers.close()
+
+
 class Executor(Protocol):
     """Computes units and other pieces of work, results in the order given."""
 
     @property
     def paths(self) -> PathsTaken:
         """How units were computed so far."""
+        ...
+
+    def submit(self, work: LocalWork[Any], unit: Unit) -> Pending[tuple[Reply, Any]]:
+        """Begin a local round, or see to it that it is computed when somebody asks for its result."""
         ...
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
@@ -105,6 +153,9 @@ class Plain:
     paths: PathsTaken = field(default_factory=PathsTaken)
     seeding: threading.Lock = _GLOBAL_GENERATOR  # held while that generator is a unit's own
     kept: KeptOutputs = field(default_factory=KeptOutputs)  # all threads share them
+
+    def submit(self, work: LocalWork[Any], unit: Unit) -> Later[tuple[Reply, Any]]:
+        return Later(partial(self.compute, work, unit))
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
         for unit in units:
@@ -176,25 +227,34 @@ class Parallel:
         self._forked: tuple[LocalWork[Any], Workers] | None = None
 
     def train(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
-        rest = iter(units)
-        while some := list(islice(rest, self._ahead)):
-            order = sorted(range(len(some)), key=lambda place: -some[place].operations)
-            found = self._train(work, [some[place] for place in order])
-            held: dict[int, tuple[Reply, Any]] = {}
-            due = iter(range(len(some)))
-            wanted = next(due)
-            for place, result in zip(order, found, strict=True):
-                held[place] = result
-                while wanted in held:
-                    yield held.pop(wanted)
-                    wanted = next(due, -1)
+        places: deque[int] = deque()
+        held: dict[int, tuple[Reply, Any]] = {}
+        due = count()
+        wanted = next(due)
+        for result in self._ordered(partial(self.submit, work), self._longest_first(units, places)):
+            held[places.popleft()] = result
+            while wanted in held:
+                yield held.pop(wanted)
+                wanted = next(due)
 
-    def _train(self, work: LocalWork[Any], units: Sequence[Unit]) -> Iterator[tuple[Reply, Any]]:
+    def _longest_first(self, units: Iterable[Unit], places: deque[int]) -> Iterator[Unit]:
+        """The units in the order in which they are computed; `places` says where each one stood."""
+        rest = enumerate(units)
+        while some := list(islice(rest, self._ahead)):
+            for place, unit in sorted(some, key=lambda one: -one[1].operations):
+                places.append(place)
+                yield unit
+
+    def submit(self, work: LocalWork[Any], unit: Unit) -> Pending[tuple[Reply, Any]]:
         if self._count and self._compiled is None:
-            self._compiled = compiled_round(work, self._one.job(units[0])) is not None
+            self._compiled = compiled_round(work, self._one.job(unit)) is not None
         if self._count and not self._compiled:
-            return self._train_in_processes(work, units)
-        return self._ordered(lambda unit: self._own.plain.compute(work, unit), units)
+            workers = self._workers_for(work)
+            return Sent(workers, workers.submit(unit), self.paths)
+        return self._pool.submit(self._compute, work, unit)
+
+    def _compute(self, work: LocalWork[Any], unit: Unit) -> tuple[Reply, Any]:
+        return cast("Plain", self._own.plain).compute(work, unit)
 
     @cached_property
     def _ahead(self) -> int:
@@ -205,7 +265,9 @@ class Parallel:
         return min(8 * self._workers, max(2 * self._workers, HELD_BYTES // max(1, largest)))
 
     def map(self, function: Callable[[Site, Item], Out], items: Iterable[Item]) -> Iterator[Out]:
-        return self._ordered(lambda item: function(self._own.plain.site, item), items)
+        return self._ordered(
+            lambda item: self._pool.submit(lambda: function(self._own.plain.site, item)), items
+        )
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -217,11 +279,6 @@ class Parallel:
         torch.set_num_threads(1)
         with self._copying:
             self._own.plain = self._one.copy()
-
-    def _train_in_processes(self, work: LocalWork[Any], units: Iterable[Unit]) -> Iterator[tuple[Reply, Any]]:
-        for reply, own, paths in self._workers_for(work).train(units):
-            self.paths.add(paths)
-            yield reply, own
 
     def _workers_for(self, work: LocalWork[Any]) -> Workers:
         """The processes that do this work, which they know by being forked."""
@@ -237,18 +294,18 @@ class Parallel:
         self._forked = work, workers
         return workers
 
-    def _ordered(self, function: Callable[[Item], Out], items: Iterable[Item]) -> Iterator[Out]:
-        waiting: deque[Future[Out]] = deque()
+    def _ordered(self, begin: Callable[[Item], Pending[Out]], items: Iterable[Item]) -> Iterator[Out]:
+        waiting: deque[Pending[Out]] = deque()
         try:
             for item in items:
                 if len(waiting) == 2 * self._workers:
                     yield waiting.popleft().result()
-                waiting.append(self._pool.submit(function, item))
+                waiting.append(begin(item))
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            for future in waiting:
-                future.cancel()
+            for pending in waiting:
+                pending.cancel()
 
 
 def _answer(one: Plain, work: LocalWork[Any], unit: Unit) -> tuple[Reply, Any, PathsTaken]:

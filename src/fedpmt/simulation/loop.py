@@ -26,7 +26,7 @@ from fedpmt.training.optimizers import SGD
 from fedpmt.training.privacy import epsilon
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from fedpmt.devices.fleet import Fleet
     from fedpmt.devices.traces import Traces
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fedpmt.simulation.checkpoint import DeviceStore
     from fedpmt.simulation.cohort import Assignment, Verdict
     from fedpmt.simulation.events import Flights
-    from fedpmt.simulation.executors import Executor
+    from fedpmt.simulation.executors import Executor, Pending
     from fedpmt.simulation.problem import Problem
     from fedpmt.training.batches import PlacedData
     from fedpmt.training.local import LocalSettings
@@ -154,19 +154,38 @@ class Federation:
         wanted = len(seconds) if self.settings.clock == "events" else min(self.settings.cohort, len(seconds))
         return settle(seconds, failed, self.settings.deadline, wanted, base)
 
-    def train(self, arrived: list[Assignment]) -> Iterator[Reply]:
-        """The local rounds of those whose replies count; others are known not to, and are not computed."""
-        units = (
-            replace(
-                self.unit(one.device.id, one.task, one.part, one.samples, one.version, one.turn),
-                operations=one.usage.operations,
+    def train(
+        self, arrived: Sequence[Assignment], found: Iterable[tuple[Reply, Any]] | None = None
+    ) -> Iterator[Reply]:
+        """The local rounds of those whose replies count; others are known not to, and are not computed.
+
+        What was begun before is `found`: its results, in the same order.
+        """
+        if found is None:
+            units = (
+                self.unit(
+                    one.device.id,
+                    one.task,
+                    one.part,
+                    one.samples,
+                    one.version,
+                    one.turn,
+                    one.usage.operations,
+                )
+                for one in arrived
             )
-            for one in arrived
-        )
-        for one, (reply, own) in zip(arrived, self.executor.train(self.work, units), strict=True):
+            found = self.executor.train(self.work, units)
+        for one, (reply, own) in zip(arrived, found, strict=True):
             if self.keeps_state:
                 self.store.write(one.device.id, one.version, own)
             yield replace(reply, seconds=one.seconds, steps=one.steps, chances=one.task.chances)
+
+    def begin(self, one: Assignment) -> Pending[tuple[Reply, Any]]:
+        """Begin the local round of one device, whose reply is wanted some time."""
+        unit = self.unit(
+            one.device.id, one.task, one.part, one.samples, one.version, one.turn, one.usage.operations
+        )
+        return self.executor.submit(self.work, unit)
 
     def close(
         self,
@@ -328,7 +347,14 @@ class Federation:
         return replace(self.local_settings, learning_rate=self.rate(round_index))
 
     def unit(
-        self, device: int, task: Task, part: Part, samples: int, round_index: int, turn: int = 0
+        self,
+        device: int,
+        task: Task,
+        part: Part,
+        samples: int,
+        round_index: int,
+        turn: int = 0,
+        operations: float = 0.0,
     ) -> Unit:
         """One device's work, with what it kept from its last accepted round."""
         seed, own = self.settings.seed, None
@@ -341,7 +367,7 @@ class Federation:
         if self.settings.prefix == "streamed" and self.planner.price.streams(part, samples):
             local = replace(local, prefix="streamed")
         seeds = Seeds(seed, round_index, device, turn)
-        return Unit(device, round_index, task, part, own, seeds, local, samples)
+        return Unit(device, round_index, task, part, own, seeds, local, samples, operations)
 
     def predictor(self, progress: Progress) -> Predictor:
         """What is evaluated, with BatchNorm statistics of devices' data where the method keeps none."""

@@ -93,12 +93,11 @@ class _Copy:
     place: Place
     size: int
     parcels: int = 0  # that are on their way
-    shared: bool = False  # whether more than one parcel has used it
 
 
 @dataclass
 class Outbox:
-    """Packs values. A tensor that several of them hold is copied once."""
+    """Packs values. A tensor that several of them hold is copied once, as long as one of them is on its way."""
 
     arena: Arena
     _copies: dict[Any, _Copy] = field(default_factory=dict)
@@ -112,8 +111,7 @@ class Outbox:
         self.arena.bytes(*parcel)[:] = file.getbuffer()
         self._packed[parcel] = used
         for key in used:
-            copy = self._copies[key]
-            copy.parcels, copy.shared = copy.parcels + 1, copy.shared or copy.parcels > 0
+            self._copies[key].parcels += 1
         return parcel
 
     def forget(self, parcel: Parcel) -> None:
@@ -122,7 +120,7 @@ class Outbox:
         for key in self._packed.pop(parcel):
             copy = self._copies[key]
             copy.parcels -= 1
-            if not copy.parcels and not copy.shared:
+            if not copy.parcels:
                 self.arena.give_back(copy.place[0], copy.size)
                 del self._copies[key]
 

@@ -16,7 +16,6 @@ import struct
 import sys
 import traceback
 import warnings
-from collections import deque
 from io import FileIO
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -27,7 +26,7 @@ import torch
 from fedpmt.simulation.parcels import Arena, Outbox, Parcel, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from multiprocessing.context import ForkProcess
 
     from fedpmt.simulation.executors import PathsTaken, Unit
@@ -86,20 +85,33 @@ class Workers:
             self.close()
             raise
 
-    def train(self, units: Iterable[Unit]) -> Iterator[Answer]:
-        """Local rounds, answers in the order of the units; two per worker are on their way or held."""
-        limit, waiting = len(self._answers), deque[int]()
+    def submit(self, unit: Unit) -> int:
+        """Send a unit, once there is room for its answer; two per worker may be on their way."""
+        with self._closing():
+            while not self._idle:
+                self._receive()
+            return self._send(unit)
+
+    def take(self, number: int) -> Answer:
+        """The answer to the unit of this number, once."""
+        with self._closing():
+            while number not in self._done:
+                self._receive()
+            if not self._sent:
+                self._inbox.clear()
+            found = self._done.pop(number)
+            if isinstance(found, BaseException):
+                raise found
+            return found
+
+    @contextlib.contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Whatever goes wrong, also Ctrl-C, may have left half a message."""
         try:
-            for unit in units:
-                if len(waiting) == limit:
-                    yield self._take(waiting.popleft())
-                waiting.append(self._send(unit))
-            while waiting:
-                yield self._take(waiting.popleft())
-        except BaseException:  # also where nobody wants the rest
+            yield
+        except BaseException:
             self.close()
             raise
-        self._inbox.clear()
 
     def close(self) -> None:
         """End all workers at once; they hold nothing that anybody misses."""
@@ -136,14 +148,6 @@ class Workers:
         except BrokenPipeError:
             raise self._death() from None
         return number
-
-    def _take(self, number: int) -> Answer:
-        while number not in self._done:
-            self._receive()
-        found = self._done.pop(number)
-        if isinstance(found, BaseException):
-            raise found
-        return found
 
     def _receive(self) -> None:
         replies = self._receiving.fileno()

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import torch
 
 from fedpmt.data.lazy import Lazy
-from fedpmt.types import Arrays, Examples, SettingError
+from fedpmt.types import Arrays, Examples, Rows, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     from torch import Tensor
 
     from fedpmt.data.base import FederatedData
@@ -72,13 +73,14 @@ def channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last).as_strided(tensor.shape, strides)
 
 
-def gather(arrays: Arrays, rows: Tensor) -> Arrays:
+def gather(arrays: Arrays, rows: np.ndarray) -> Arrays:
     """Rows of a tensor, or of each in a dict; channels-last stays so, which indexing alone would not keep."""
     if isinstance(arrays, Mapping):
         return {name: gather(array, rows) for name, array in arrays.items()}
+    index = torch.from_numpy(rows).to(arrays.device)
     if arrays.ndim == 4 and arrays.is_contiguous(memory_format=torch.channels_last):
-        return arrays.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
-    return arrays.index_select(0, rows)
+        return arrays.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
+    return arrays.index_select(0, index)
 
 
 @dataclass(frozen=True)
@@ -157,11 +159,7 @@ class PlacedData:
         rows = self._data.rows(device)
         if self._train is None or rows is None:
             return self._place(self._data.shard(device))
-        index = torch.from_numpy(rows).to(self._device)
-        everything = self._train
-        return Examples(
-            gather(everything.inputs, index), gather(everything.targets, index), everything.ids[rows]
-        )
+        return Rows.of(self._train, rows, gather)
 
     def _place(self, examples: Examples) -> Examples:
         if isinstance(examples, Lazy):

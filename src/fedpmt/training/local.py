@@ -191,6 +191,7 @@ class Run(Generic[D]):
     forward: Callable[[Tensors, Arrays], Any]
     steps: int = 0  # τ so far
     trained: Mapping[str, Tensor] | None = None  # as it goes back, where compiled code has trained
+    changes: Mapping[str, Tensor] | None = None  # the same less what was received, where that is all it gave
     optimizer: Optimizer | None = None  # in place of the settings'
     moments: Moments | None = None  # where it starts from
     stepper: Stepper | None = None  # the optimizer at work, once steps are taken

@@ -210,6 +210,8 @@ def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float
     if rule is None:
         return None
     received = local_tensors(job.task, job.part, structure)
+    # Where nobody looks at the new weights, all that is asked for is what goes back.
+    changes = type(work).reply is LocalWork.reply
     order = job.rng("order")
     orders = np.stack([order.permutation(len(job.data)) for _ in range(settings.epochs)])
     found = kernels.train(
@@ -222,11 +224,14 @@ def compiled_round(work: LocalWork[Any], job: Job[Any]) -> tuple[Run[Any], float
         limit=job.task.steps,
         cached=settings.prefix != "recompute" and sees_all(job),
         rule=rule,
+        changes=changes,
     )
     if found is None:
         return None
-    trained, loss, steps = found
-    return Run(job, job.part, trained, {}, job.data, _no_forward, steps, trained), loss
+    tensors, loss, steps = found
+    if changes:
+        return Run(job, job.part, {}, {}, job.data, _no_forward, steps, changes=tensors), loss
+    return Run(job, job.part, tensors, {}, job.data, _no_forward, steps, trained=tensors), loss
 
 
 def why_not_compiled(work: LocalWork[Any], job: Job[Any]) -> str | None:
@@ -289,15 +294,8 @@ def conclude(work: LocalWork[Any], run: Run[Any], loss: float) -> tuple[Reply, A
     """Make the reply: what training changed of the entries that are sent back, and what the work adds to it."""
     job, privacy = run.job, run.job.site.settings.privacy
     outcome, own = work.reply(run)
-    part, received = job.part, local_tensors(job.task, job.part, job.model.structure)
-    # w_k - w of every trained entry, in the form in which it travels.
-    where = {name: within(selection, part.sent[name]) for name, selection in part.trained.items()}
-    after = run.trained
-    if after is None:
-        own_tensors = run.tensors
-        after = {name: take(own_tensors[name].detach(), selection) for name, selection in where.items()}
-        job.model.release()
-    update = {name: after[name] - take(received[name], selection) for name, selection in where.items()}
+    part = job.part
+    update = dict(run.changes) if run.changes is not None else _changes(run)
     metrics = {LOSS: loss, **outcome.metrics}
     if privacy is not None:
         if outcome.tensors or outcome.scalars:
@@ -309,6 +307,18 @@ def conclude(work: LocalWork[Any], run: Run[Any], loss: float) -> tuple[Reply, A
         update, metrics = privacy.protect(update, job.rng(NOISE)), {}
     tensors = {UPDATE: update, **outcome.tensors}
     return Reply(job.device, job.round, part, len(job.data), tensors, outcome.scalars, metrics), own
+
+
+def _changes(run: Run[Any]) -> dict[str, Tensor]:
+    """w_k - w of every trained entry, in the form in which it travels."""
+    job, part, after = run.job, run.job.part, run.trained
+    received = local_tensors(job.task, part, job.model.structure)
+    where = {name: within(selection, part.sent[name]) for name, selection in part.trained.items()}
+    if after is None:
+        own = run.tensors
+        after = {name: take(own[name].detach(), selection) for name, selection in where.items()}
+        job.model.release()
+    return {name: after[name] - take(received[name], selection) for name, selection in where.items()}
 
 
 def train_on_server(
