@@ -149,7 +149,7 @@ def stage_times(setting: Setting, plan: Plan) -> StageTime | None:
         return None
     part = suffixes(problem.model.structure, settings.depths or problem.depths)[-1]
     task, net = Task((part,), {MODEL: weights}), own_net(shapes)
-    read = ctypes.byref(net.structure), ctypes.c_int32(len(shapes))
+    chain = ctypes.byref(net.structure), ctypes.c_int32(len(shapes))
     taken: list[tuple[float, ...]] = []
     with _one_thread():
         for turn in range(plan.rounds * plan.repeat + 1):
@@ -157,17 +157,17 @@ def stage_times(setting: Setting, plan: Plan) -> StageTime | None:
             shard = data.shard(device)
             marks = [time.perf_counter()]
             net.give(weights)
-            compiled().fedpmt_lay_out(*read)
+            compiled().fedpmt_lay_out(*chain)
             marks.append(time.perf_counter())
             compiled_round(
                 LocalWork(), Job(site, task, part, None, shard, partial(Seeds(0, turn), device=device))
             )
             marks.append(time.perf_counter())
-            wanted = net.train({}, part.trained)
-            compiled().fedpmt_hand_back(*read, ctypes.c_int32(1))
+            wanted = net.train({}, part.trained)  # tensors that the compiled code writes to
+            compiled().fedpmt_hand_back(*chain, ctypes.c_int32(1))
             marks.append(time.perf_counter())
             taken.append(tuple(last - first for first, last in pairwise(marks)))
-            del wanted
+            del wanted  # not sooner: theirs is the memory
     packing, whole, reading = (median(stage) for stage in zip(*taken[1:], strict=True))
     return StageTime(
         setting=setting.name,

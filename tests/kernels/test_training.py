@@ -463,9 +463,13 @@ def test_rows_of_others_become_samples_of_their_own() -> None:
 def test_a_run_with_momentum_leaves_nothing_behind_for_one_without() -> None:
     """Widths inside the whole keep their memory from run to run, the whole does not."""
     given = {"devices": 4, "samples": 20, "cohort": 2, "batch": 10, "rounds": 1, "workers": 1, "lr": 0.1}
-    for momentum in (0.5, 0.0, 0.5):
+    found = []
+    for momentum in (0.0, 0.5, 0.0, 0.5):
         run = fedpmt.run("fjord", **given, momentum=momentum)  # type: ignore[arg-type]
         assert run.result is not None
+        found.append(run.result.weights_sha256)
+    assert found[:2] == found[2:]
+    assert found[0] != found[1]
 
 
 @needs_compiler
