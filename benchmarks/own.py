@@ -28,7 +28,7 @@ from fedpmt.parts.depth import suffixes
 from fedpmt.parts.part import GLOBAL
 from fedpmt.seeds import Seeds
 from fedpmt.simulation.assemble import make_price
-from fedpmt.training.batches import CPU, PlacedData, placed
+from fedpmt.training.batches import CPU, PlacedData
 from fedpmt.training.local import Job, LocalWork, Site, local_settings
 from fedpmt.training.loop import compiled_round, train
 from fedpmt.training.messages import Task
@@ -107,7 +107,7 @@ def depth_times(setting: Setting, epochs: int, plan: Plan) -> list[DepthTime]:
     site = Site({GLOBAL: problem.model}, problem.objective, local_settings(settings), fast=True)
     weights = problem.model.initial()
     parts = suffixes(problem.model.structure, settings.depths or problem.depths)
-    data = placed(problem.data.shard(0), CPU)
+    data = PlacedData(problem.data, CPU, images_last=True).shard(0)
 
     def once(part: Part) -> float:
         begun = time.perf_counter()

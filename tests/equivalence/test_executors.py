@@ -81,7 +81,9 @@ def unknown_net() -> dict[str, Any]:
         ("slimfl", {}, "autograd", "slimfl: compiled code does not support its local steps"),
         ("fedavg", {"dp_clip": 1.0, "dp_noise": 1.0}, "compiled", None),  # noise comes after the steps
         ("fedavg", {"clip_norm": 1.0}, "autograd", "does not support its local steps with these settings"),
-        ("feddrop", {"options": {"scaling": True}}, "mixed", "does not support parts like 'keep"),
+        ("feddrop", {"options": {"scaling": True}}, "compiled", None),
+        ("cocofl", {}, "compiled", None),  # layers behind the trained ones are frozen
+        ("fiarse", {}, "mixed", "fiarse: compiled code does not support its local steps"),
     ],
 )
 def test_the_path_is_recorded_and_leaving_the_compiled_one_is_said_once(

@@ -20,7 +20,7 @@ from fedpmt.kernels.layout import Net
 from fedpmt.models.build import build
 from fedpmt.models.layered import LayeredModel, layered
 from fedpmt.models.nets import NETS
-from fedpmt.parts.depth import full, suffix, suffixes
+from fedpmt.parts.depth import block, full, suffix, suffixes
 from fedpmt.parts.part import Mask, Part, take, within
 from fedpmt.parts.width import corners, random_channels, thinned
 from fedpmt.seeds import generator
@@ -177,12 +177,33 @@ def test_a_constant_may_be_there_for_some_tensors_only() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("rule", [PLAIN, MOVING, replace(PLAIN, strength=2.0, weight_decay=0.05)])
+def test_layers_behind_the_trained_ones_stay(rule: StepRule, name: str) -> None:
+    """The error goes down through them, and nothing of what a step adds moves them."""
+    model = paper_net(name)
+    rule = replace(rule, constant=noise(model))
+    data, layers = samples(17, NETS[name].input_shape, 10), len(model.structure.layers)
+    for first, last in ((0, 1), (1, 3), (1, layers - 1), (layers - 2, layers - 1)):
+        Case(model, block(model.structure, first, last, "some"), data, rule, epochs=2).check(5e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("rule", [PLAIN, replace(MOVING, nesterov=True)])
+def test_of_a_layer_only_the_bias_or_only_the_weight_may_be_trained(rule: StepRule) -> None:
+    model = paper_net("cnn-mnist")
+    for names in (["conv1.bias"], ["conv2.weight", "fc1.bias"]):
+        part = full(model.structure)
+        part = replace(part, trained={name: part.trained[name] for name in names})
+        Case(model, part, samples(17, (1, 28, 28), 10), rule, epochs=2).check()
+
+
+@needs_compiler
 @pytest.mark.parametrize("rule", [PLAIN, replace(MOVING, nesterov=True)])
 def test_scaled_layers_and_absent_classes(rule: StepRule) -> None:
+    """A layer's outputs are scaled by its weight and bias, what enters it by its weight alone."""
     model = paper_net("cnn-mnist")
-    factors = dict.fromkeys(("conv1.weight", "conv1.bias"), 2.0) | dict.fromkeys(
-        ("fc1.weight", "fc1.bias"), 0.5
-    )
+    factors = dict.fromkeys(("conv1.weight", "conv1.bias"), 2.0) | {"fc1.weight": 0.5, "conv2.weight": 1.5}
     rule = replace(rule, factors=factors, absent=np.arange(10) >= 6)
     Case(model, full(model.structure), samples(17, (1, 28, 28), 6), rule, epochs=2).check(5e-5)
 
@@ -342,16 +363,14 @@ def test_what_else_it_leaves_to_autograd() -> None:
     assert replace(case, data=replace(data, inputs=data.inputs.double())).compiled() is None
     assert replace(case, data=replace(data, targets=data.targets.int())).compiled() is None
     assert replace(case, data=data.take(slice(0, 0))).compiled() is None
-    # A factor that a layer's bias does not have, weights that are masked, layers that are not the last.
-    assert replace(case, rule=replace(PLAIN, factors={"4.weight": 2.0})).compiled() is None
+    # Weights that are masked, and a part that trains nothing.
     bits = np.ones(model.structure.shapes["4.weight"], dtype=bool)
     masked = {**case.part.sent, "4.weight": Mask(bits)}
     assert kernels.train(
         model, replace(case.part, sent=masked, trained=masked), model.initial(), data, case.orders,
         batch=7, limit=None, cached=True, rule=PLAIN,
     ) is None  # fmt: skip
-    first = {name: kept for name, kept in case.part.trained.items() if name.startswith("0")}
-    assert replace(case, part=replace(case.part, trained=first)).compiled() is None
+    assert replace(case, part=replace(case.part, trained={})).compiled() is None
 
 
 def test_a_label_that_is_no_class_is_not_read() -> None:

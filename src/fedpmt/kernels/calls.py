@@ -193,23 +193,13 @@ def _widths(
     if len(known) < len(found):
         return None
     first, last = known[-1][0], known[-1][-1]
-    trained = [any(name in part.trained for name in shape.names) for shape in known[-1]]
-    # All widths read the same rows and know the same classes.
+    # All widths read the same rows and know the same classes; what is frozen would be another in each of them.
     ends = {(shapes[0].inputs, shapes[-1].own_outputs) for shapes in known}
     able = (
-        any(trained)
-        and all(trained[trained.index(True) :])
-        # Compiled code moves all tensors of a layer.
-        and all(
-            name in part.trained
-            for shape in known[-1][trained.index(True) :]
-            for name in shape.names
-            if name in received
-        )
-        and (all(trained) or not inner)  # the frozen layers of each width are others
+        bool(part.trained)
+        and (not inner or part.trained.keys() == received.keys())
         and ends == {(first.inputs, last.own_outputs)}
         and not any(isinstance(selection, Mask) for selection in part.sent.values())
-        and (not rule.factors or _scales_layers(rule.factors, model))
     )
     return known if able else None
 
@@ -236,13 +226,6 @@ def _samples(data: Examples, shapes: Shapes) -> tuple[np.ndarray, np.ndarray, np
     return (rows_of(data.inputs, first), labels, places) if fine else None
 
 
-def _scales_layers(factors: Mapping[str, float], model: LayeredModel) -> bool:
-    """Whether weight and bias of each layer have one factor, as compiled code has one for both."""
-    return all(
-        len({factors.get(name, 1.0) for name in layer.parameters}) == 1 for layer in model.structure.layers
-    )
-
-
 def _nets(
     model: LayeredModel, part: Part, widths: Sequence[Shapes], received: Tensors, rule: StepRule, frozen: int
 ) -> tuple[list[Net], dict[str, Tensor]]:
@@ -253,7 +236,8 @@ def _nets(
     whole.give(_scaled(received, rule.factors) if rule.factors else received, frozen)
     for net, inner in zip(nets, part.inner, strict=False):
         net.train(rule.factors, moving=moving, shift=_cut(model, inner, shift))
-    trained = whole.train(rule.factors, part.trained, moving=moving, shift=shift)
+    fixed = received.keys() - part.trained.keys()
+    trained = whole.train(rule.factors, part.trained, fixed=fixed, moving=moving, shift=shift)
     if nets:
         # A step writes all of a width that it trains but the padding, and of the velocity of the whole a corner alone.
         whole.clear(weights=False)

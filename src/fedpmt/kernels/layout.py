@@ -141,6 +141,7 @@ class Shape:
             own_inputs=self.own_inputs,
             own_outputs=self.own_outputs,
             gain=1.0,
+            bias_gain=1.0,
         )
 
     @cached_property
@@ -305,6 +306,7 @@ class Net:
         factors: Mapping[str, float],
         wanted: Collection[str] = (),
         *,
+        fixed: Collection[str] = (),
         moving: bool = False,
         shift: Tensors | None = None,
     ) -> dict[str, Tensor]:
@@ -313,6 +315,7 @@ class Net:
         Args:
             factors: What weights are multiplied by in the forward pass, where it is not one.
             wanted: The names of those that are handed back.
+            fixed: The names of those that stay as they are, although a layer before them is trained.
             moving: Whether there is momentum.
             shift: What each step adds.
         """
@@ -326,9 +329,15 @@ class Net:
         found: dict[str, Tensor] = {}
         for number, (shape, values) in enumerate(zip(self.shapes, self._values, strict=True)):
             # Weights here are the factor times the device's own, so that each step is the factor's square longer.
-            self._layers[number].gain = factors.get(shape.names[0], 1.0) ** 2
+            layer = self._layers[number]
+            layer.gain, layer.bias_gain = (
+                0.0 if name in fixed else factors.get(name, 1.0) ** 2 for name in shape.names
+            )
             laid = self._shift._values[number] if shift and self._shift is not None else library.Values()
-            values.shift, values.bias_shift = laid.weights, laid.biases
+            values.shift, values.bias_shift = (
+                None if name in fixed else given
+                for name, given in zip(shape.names, (laid.weights, laid.biases), strict=True)
+            )
             own = self._velocity[2 * number : 2 * number + 2] if moving else ()
             values.velocity, values.bias_velocity = [one.ctypes.data for one in own] or (None, None)
             for name, field, size in zip(shape.names, ("wanted", "wanted_bias"), shape.sizes, strict=True):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SOURCES = ("native.c", "operations.c")
 HEADERS = ("products.h",)
-VERSION = 5  # as in both
+VERSION = 6  # as in both
 LANES = 8  # likewise
 
 FLAGS = (
@@ -52,7 +52,7 @@ class Layer(ctypes.Structure):
         *_fields(ctypes.c_int32, "height", "width", "kernel_height", "kernel_width"),
         *_fields(ctypes.c_int32, "pooled", "rectified", "biased"),
         *_fields(ctypes.c_int32, "blocks", "own_inputs", "own_outputs"),
-        *_fields(ctypes.c_float, "gain"),
+        *_fields(ctypes.c_float, "gain", "bias_gain"),
     ]
 
 

@@ -19,7 +19,7 @@
 #define LANES 8
 #define SLACK LANES
 /* Changes with the meaning of an argument or a field, which sizes and offsets alone don't show. */
-#define VERSION 5
+#define VERSION 6
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float half __attribute__((vector_size(2 * LANES), aligned(4), may_alias));
@@ -30,7 +30,7 @@ typedef struct {
     int32_t height, width, kernel_height, kernel_width; /* of a convolution's input, and its window */
     int32_t pooled, rectified, biased;
     int32_t blocks, own_inputs, own_outputs;        /* its weights are [block, input, output]; own: without padding */
-    float gain;                                     /* of its gradients, over those of other layers */
+    float gain, bias_gain;                          /* of its gradients, over those of other layers; 0: they stay */
 } Layer;
 
 /* A layer's tensors. Velocities are NULL without momentum, shifts where nothing is added to the gradient. What is given
@@ -65,7 +65,7 @@ typedef struct {
     const uint8_t *absent;                 /* classes whose logits are zero and stay so; NULL for none */
 } Plan;
 
-/* The same for one layer: its gain is in the rate, and with momentum in the other two. */
+/* The same for weights or biases of one layer: their gain is in the rate, and with momentum in the other two. */
 typedef struct {
     int moving, nesterov, fresh; /* fresh: velocities are zero, whatever stands in their place */
     float rate, kept, momentum, decay, shifted;
@@ -98,16 +98,17 @@ typedef struct {
 #endif
 INLINE int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
-static Step step_of(const Plan *plan, const Layer *layer, int fresh) {
+static Step step_of(const Plan *plan, float gain, int fresh) {
+    if (gain == 0) return (Step){.kept = 1};
     return (Step){
         .moving = plan->moving,
         .nesterov = plan->nesterov,
         .fresh = fresh,
-        .rate = plan->rate * layer->gain,
+        .rate = plan->rate * gain,
         .kept = plan->kept,
         .momentum = plan->momentum,
-        .decay = plan->decay / layer->gain,
-        .shifted = 1 / layer->gain,
+        .decay = plan->decay / gain,
+        .shifted = 1 / gain,
     };
 }
 
@@ -263,22 +264,22 @@ static void linear_forward(const Layer *layer, const float *w, const float *b, B
 
 /* The error goes down where there is a layer below to train, and the weights take their step. Where there is none, the
  * next batch can go through them at once: they are read from far once a step instead of twice. */
-static void linear_backward(const Layer *layer, const Step step, const Values *own, const float *x, const float *error,
-                            float *below, int64_t count, Batch next) {
+static void linear_backward(const Layer *layer, const Step step, const Step bias, const Values *own, const float *x,
+                            const float *error, float *below, int64_t count, Batch next) {
     const int64_t inputs = layer->inputs, outputs = layer->outputs;
     float *const w = own->weights, *const velocity = own->velocity;
     const float *const shift = own->shift;
-    for (int64_t n = 0; layer->biased && !step.moving && n < outputs; n++) {
+    for (int64_t n = 0; layer->biased && !bias.moving && n < outputs; n++) {
         float sum = 0;
         for (int64_t m = 0; m < count; m++) sum += error[m * outputs + n];
-        own->biases[n] = step.kept * own->biases[n] - step.rate * sum;
+        own->biases[n] = bias.kept * own->biases[n] - bias.rate * sum;
         if (own->bias_shift) own->biases[n] -= own->bias_shift[n];
     }
-    for (int64_t n = 0; layer->biased && step.moving && n < outputs; n += LANES) {
-        vector sum = begin(step, step.fresh, own->biases + n, own->bias_velocity + n,
+    for (int64_t n = 0; layer->biased && bias.moving && n < outputs; n += LANES) {
+        vector sum = begin(bias, bias.fresh, own->biases + n, own->bias_velocity + n,
                            own->bias_shift ? own->bias_shift + n : NULL);
         for (int64_t m = 0; m < count; m++) sum += load(error + m * outputs + n);
-        store(own->biases + n, moved(step, step.fresh, own->biases + n, own->bias_velocity + n, sum));
+        store(own->biases + n, moved(bias, bias.fresh, own->biases + n, own->bias_velocity + n, sum));
     }
     start_sums(layer, own->biases, next);
     for (int64_t first = 0; first < inputs; first += CHUNK) {
@@ -687,9 +688,9 @@ INLINE void step_filters(const Step step, const Values *own, int64_t at, int64_t
     }
 }
 
-static void convolution_backward(const Layer *layer, const Work *work, const Step step, const Values *own,
-                                 const float *x, const float *error, const int32_t *places, float *below,
-                                 int64_t count) {
+static void convolution_backward(const Layer *layer, const Work *work, const Step step, const Step bias_step,
+                                 const Values *own, const float *x, const float *error, const int32_t *places,
+                                 float *below, int64_t count) {
     float *const w = own->weights;
     const int64_t filters = layer->outputs, line = (int64_t)layer->width * layer->inputs;
     const int64_t segment = (int64_t)layer->kernel_width * layer->inputs, stride = padded(segment);
@@ -731,7 +732,8 @@ static void convolution_backward(const Layer *layer, const Work *work, const Ste
             step_filters(step, own, (row * segment + k) * filters, filters, work->gradient + row * stride + k,
                          rows * stride);
     if (layer->biased)
-        step_filters(step, &(Values){.weights = own->biases, .velocity = own->bias_velocity, .shift = own->bias_shift}, 0,
+        step_filters(bias_step,
+                     &(Values){.weights = own->biases, .velocity = own->bias_velocity, .shift = own->bias_shift}, 0,
                      filters, bias, 1);
 }
 
@@ -842,14 +844,14 @@ static void backward(Net net, const Work *work, const Plan *plan, int fresh, con
     for (int l = plan->layers - 1; l >= plan->frozen; l--) {
         const Layer *layer = net.layers + l;
         const Values *own = net.values + l;
-        const Step step = step_of(plan, layer, fresh);
+        const Step step = step_of(plan, layer->gain, fresh), bias = step_of(plan, layer->bias_gain, fresh);
         const int wanted = l > plan->frozen;
         const float *inputs = wanted ? work[l - 1].outputs : x;
         float *below = wanted ? work[l].errors : NULL;
         if (layer->convolution)
-            convolution_backward(layer, work + l, step, own, inputs, error, work[l].places, below, count);
+            convolution_backward(layer, work + l, step, bias, own, inputs, error, work[l].places, below, count);
         else
-            linear_backward(layer, step, own, inputs, error, below, count, wanted ? nothing : next);
+            linear_backward(layer, step, bias, own, inputs, error, below, count, wanted ? nothing : next);
         if (wanted && net.layers[l - 1].rectified) {
             const int64_t size = count * work[l - 1].pooled;
             for (int64_t k = 0; k < size; k++) below[k] = inputs[k] > 0 ? below[k] : 0;
@@ -1084,6 +1086,7 @@ int32_t fedpmt_interface(int64_t *numbers, int32_t room) {
         sizeof(Layer), AT(Layer, convolution), AT(Layer, inputs), AT(Layer, outputs), AT(Layer, height),
         AT(Layer, width), AT(Layer, kernel_height), AT(Layer, kernel_width), AT(Layer, pooled), AT(Layer, rectified),
         AT(Layer, biased), AT(Layer, blocks), AT(Layer, own_inputs), AT(Layer, own_outputs), AT(Layer, gain),
+        AT(Layer, bias_gain),
         sizeof(Values), AT(Values, weights), AT(Values, biases), AT(Values, velocity), AT(Values, bias_velocity),
         AT(Values, shift), AT(Values, bias_shift), AT(Values, given), AT(Values, given_bias), AT(Values, wanted),
         AT(Values, wanted_bias),

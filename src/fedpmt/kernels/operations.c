@@ -11,7 +11,7 @@
 
 #define LANES 8
 /* As in native.c. */
-#define VERSION 5
+#define VERSION 6
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
