@@ -65,7 +65,7 @@ PUBLISHED = {
     "tuned-cifar10-all": "tuned-cifar10-all --seeds 0-2",
     "tuned-elsewhere": "tuned-elsewhere --seeds 0-9",
     "blocks": "blocks",
-    "orderings": "orderings --seeds 0-4",
+    "orderings": "orderings --seeds 0-9",
     "ablation": "ablation --seeds 0-9",
     "leaderboard-embedded": "leaderboard --seeds 0-9",
     "leaderboard-embedded-even": "leaderboard --strongest --case even --seeds 0-2",

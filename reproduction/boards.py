@@ -39,6 +39,7 @@ EQUAL_TIME = ", in equal time"
 """Marks comparisons of what a run has reached when the champion's run of the same seed ends."""
 
 REFERENCE = "FedAvg"
+FEW_RIVALS = 3
 BEST_SHOWN = 3
 """Methods within the budget on a chart of both clocks, besides the champion's and FedAvg."""
 
@@ -179,7 +180,7 @@ def _row(case: Case, title: str, runs: Sequence[RunRecord]) -> dict[str, Any]:
     whole = [run for run in runs if not run.diverged] or list(runs)
     devices = [device for run in runs for step in run.rounds for device in step.devices]
     reached = {target: Estimate.of([seconds_to(run, target) for run in runs]) for target in case.targets}
-    energy = Estimate.of([_joules_to(run, case.targets[-1]) for run in runs])
+    energy = Estimate.of([_joules_to(run, case.targets[-1]) for run in runs]) if case.targets else None
     return {
         "title": title,
         "clock": clock_of(runs),
@@ -215,7 +216,7 @@ def tables_of(case: Case, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) 
         if over
         else [_table(case, rows, within, "what came out")]
     )
-    return [*made, _verdict_table(case, verdicts), _settings_table(case, rows)]
+    return [*made, verdict_table(case, verdicts), _settings_table(case, rows)]
 
 
 def _divide(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -240,20 +241,24 @@ def _table(case: Case, rows: Sequence[Row], shown: Sequence[Row], what: str) -> 
             *row["reached_text"].values(),
             show(row["seconds"], time_unit),
             show(row["joules"], joules_unit),
-            NOT_REACHED if row["joules_to_last"] is None else show(row["joules_to_last"], joules_unit),
+            *([_to_last(row)] if case.targets else []),
             *([f"{100 * row['over_budget']:.0f} %"] if over else []),
         ]
         for row in shown
     ]
-    last = f"{100 * case.targets[-1]:.0f} %"
     columns = (
         "method", *(["clock"] if timed else []), "accuracy, %", *(["in equal time, %"] if timed else []),
-        *(f"min to {100 * target:.0f} %" for target in case.targets), "whole run", "energy", f"energy to {last}",
-        *(["over"] if over else []),
+        *(f"min to {100 * target:.0f} %" for target in case.targets), "whole run", "energy",
+        *(f"energy to {100 * target:.0f} %" for target in case.targets[-1:]), *(["over"] if over else []),
     )  # fmt: skip
     alike = all(row["global"] for row in shown)
     note = "" if alike else f"{NOT_ALIKE.strip()} {OTHER_NETS}"
     return Table(f"{case.title}: {what}", columns, cells, note)
+
+
+def _to_last(row: Row) -> str:
+    joules_to = row["joules_to_last"]
+    return NOT_REACHED if joules_to is None else show(joules_to, joules_unit)
 
 
 OTHER_NETS = (
@@ -262,7 +267,8 @@ OTHER_NETS = (
 )
 
 
-def _verdict_table(case: Case, verdicts: Mapping[str, Verdict]) -> Table:
+def verdict_table(case: Case, verdicts: Mapping[str, Verdict]) -> Table:
+    """A case's champion against each rival."""
     cells = [
         [rival, percent(one.lead), _chance(one.chance), _chance(one.corrected), one.text]
         for rival, one in sorted(verdicts.items(), key=lambda item: item[1].lead.mean)
@@ -301,7 +307,8 @@ def text_of(case: Case, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) ->
         return "\n".join([*lines, f"{counts}; no run of {champion} yet."])
     ours = by_title[champion]
     others = [row for row in _divide(rows)[0] if row["title"] != champion and row["global"]]
-    said = [f"{counts}, {case.rounds} rounds. {champion} ends at {100 * ours['accuracy']:.1f} %"]
+    over = " (over the budget)" if case.has_budget and ours["over_budget"] else ""
+    said = [f"{counts}, {case.rounds} rounds. {champion} ends at {100 * ours['accuracy']:.1f} %{over}"]
     if others:
         best = max(others, key=lambda row: row["accuracy"])
         within = " within the budget" if case.has_budget else ""
@@ -309,14 +316,19 @@ def text_of(case: Case, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) ->
     whole = {rival: one for rival, one in verdicts.items() if not rival.endswith(EQUAL_TIME)}
     behind = [rival for rival, one in whole.items() if one.text.endswith("behind")]
     ahead = [rival for rival, one in whole.items() if one.text.endswith("ahead")]
-    said.append(
-        f"significantly better than {len(ahead)} of {len(whole)} rivals"
-        + (f", worse than {', '.join(behind)}" if behind else ", worse than none")
+    # A few are named, since who they are is the point.
+    better = (
+        ", ".join(ahead)
+        if 0 < len(ahead) < len(whole) <= FEW_RIVALS
+        else f"{len(ahead)} of {len(whole)} rivals"
     )
+    said.append(f"significantly better than {better}, worse than {', '.join(behind) or 'none'}")
     lines += ["; ".join(said) + ".", ""]
     alike = [row for row in rows if row["global"]]
     lines += [_first(target, alike, ours) for target in case.targets]
-    return "\n".join([*lines, *_events_text(case, alike, ours, verdicts)])
+    if any(row["clock"] == EVENTS for row in alike):
+        lines += ["", events_text(case, alike, verdicts)]
+    return "\n".join(lines)
 
 
 def _first(target: float, rows: Sequence[Row], ours: Row) -> str:
@@ -325,19 +337,25 @@ def _first(target: float, rows: Sequence[Row], ours: Row) -> str:
     goal = f"- {100 * target:.0f} %: "
     if not there:
         return f"{goal}nobody gets there in every seed."
-    first = min(there, key=lambda title: there[title])
-    if champion not in there:
-        return f"{goal}{first} is first; {champion} does not get there in every seed."
-    mine = there[champion]
     others = sorted((seconds, title) for title, seconds in there.items() if title != champion)
-    told = f"{goal}{champion} after {mine / 60:.1f} min"
-    told += ", first" if first == champion else f", behind {first} ({there[first] / 60:.1f} min)"
-    if first == champion and others:
-        told += f"; then {others[0][1]} ({others[0][0] / 60:.1f} min)"
+    if champion not in there:
+        return f"{goal}{others[0][1]} is first; {champion} does not get there in every seed."
+    mine, said = there[champion], f"{goal}{champion} after {_minutes(there[champion])}"
+    level = [title for seconds, title in others if _minutes(seconds) == _minutes(mine)]
+    if others and others[0][0] < mine and others[0][1] not in level:
+        said += f", behind {others[0][1]} ({_minutes(others[0][0])})"
+    elif level:
+        said += f", level with {', '.join(level)}"
+    else:
+        said += ", first" + "".join(f"; then {title} ({_minutes(seconds)})" for seconds, title in others[:1])
     sooner = _sooner(ours, rows, target)
     if sooner is not None:
-        told += f"; {sooner:.1f} times sooner than {REFERENCE}"
-    return f"{told}."
+        said += f"; {sooner:.1f} times sooner than {REFERENCE}"
+    return f"{said}."
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min"
 
 
 def _times(rows: Sequence[Row], target: float) -> dict[str, float]:
@@ -345,12 +363,11 @@ def _times(rows: Sequence[Row], target: float) -> dict[str, float]:
     return {row["title"]: seconds for row in rows if (seconds := row["reached"][str(target)]) is not None}
 
 
-def _events_text(case: Case, rows: Sequence[Row], ours: Row, verdicts: Mapping[str, Verdict]) -> list[str]:
+def events_text(case: Case, rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str:
     """Where a method without rounds beats the champion."""
     there = [row for row in rows if row["clock"] == EVENTS]
-    if not there:
-        return []
-    lines = ["", f"Methods on the clock of events against {case.champion}, which waits for its rounds:", ""]
+    ours = next(row for row in rows if row["title"] == case.champion)
+    lines = [f"Methods on the clock of events against {case.champion}, which waits for its rounds:", ""]
     for words, mark, key in (
         ("after as many replies", "", "accuracy"),
         ("in equal time", EQUAL_TIME, "in_equal_time"),
@@ -363,9 +380,42 @@ def _events_text(case: Case, rows: Sequence[Row], ours: Row, verdicts: Mapping[s
     for target in case.targets:
         times, limit = _times(there, target), ours["reached"][str(target)]
         sooner = {title: one for title, one in times.items() if limit is None or one < limit}
-        named = [f"{title} ({one / 60:.1f} min)" for title, one in sorted(sooner.items(), key=itemgetter(1))]
+        named = [f"{title} ({_minutes(one)})" for title, one in sorted(sooner.items(), key=itemgetter(1))]
         lines.append(f"- Sooner at {100 * target:.0f} %: {', '.join(named) or 'none'}.")
-    return lines
+    return "\n".join(lines)
+
+
+def speed_text(case: Case, rows: Mapping[float, Sequence[Row]]) -> str:
+    """Who is first at each target where settings are chosen for it."""
+    lines = [
+        "The same where each method takes, for each target, the setting whose trial is soonest there:",
+        "",
+    ]
+    for target, every in rows.items():
+        lines.append(_first(target, every, next(row for row in every if row["title"] == case.champion)))
+    return "\n".join(lines)
+
+
+def speed_table(case: Case, rows: Mapping[float, Sequence[Row]]) -> Table:
+    """Times with the settings that are soonest."""
+    found = {target: {row["title"]: row for row in every} for target, every in rows.items()}
+    last = case.targets[-1]
+    ordered = sorted(rows[last], key=lambda row: (row["reached"][str(last)] or math.inf, -row["accuracy"]))
+    cells = [
+        [
+            _named(case, row),
+            *(
+                text
+                for target in case.targets
+                for one in (found[target][row["title"]],)
+                for text in (one["reached_text"][str(target)], f"{one['lr']:g}, {one['server']}")
+            ),
+            f"{100 * row['over_budget']:.0f} %",
+        ]
+        for row in ordered
+    ]
+    times = (text for target in case.targets for text in (f"min to {100 * target:.0f} %", "with"))
+    return Table(f"{case.title}: settings chosen for speed", ("method", *times, "over"), cells)
 
 
 def _with(rows: Sequence[Row], key: str) -> str:

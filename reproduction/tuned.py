@@ -8,7 +8,9 @@ count. Runs of all seeds are compared in pairs, and the family of comparisons on
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +23,25 @@ from reproduction.artefact import Artefact, Picture, Table
 from reproduction.boards import (
     BEST_SHOWN,
     EVENTS,
+    Verdict,
     clock_of,
     compare,
     draw_clocks,
+    events_text,
     rows_of,
     shown_on_chart,
+    speed_table,
+    speed_text,
     tables_of,
     text_of,
+    verdict_table,
 )
 from reproduction.completion_time import DEADLINE
 from reproduction.natural import IMAGES, PEOPLE, ROLES, Contest, Entrant, draw_panels
 from reproduction.paper import IID, PARTITIONS, TWO_CLASSES, Experiment, Scope
 from reproduction.readings import TAIL, WATTS, final, guess
-from reproduction.verdicts import CONFIDENCE
+from reproduction.scores import percent, seconds_to
+from reproduction.verdicts import CONFIDENCE, Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -153,6 +161,7 @@ class Case:
     tuned_on: Case | None = None  # whose choices are taken, so that this case has no trials of its own
     champion: str = OURS  # whom the others are set against
     reading: Callable[[RunRecord], float] = final  # what a run comes to
+    for_speed: bool = False  # whether methods also play the settings with which trials are soonest
 
     @property
     def has_budget(self) -> bool:
@@ -232,30 +241,64 @@ class Case:
         """Find what did best on validation data; None while a trial is missing."""
         if self.tuned_on is not None:
             return self.tuned_on.chosen(library, scope, self._counterpart(entrant))
+        tried = self._tried(library, scope, entrant)
+        return None if tried is None else self._best(library, scope, entrant, tried, self._score)
+
+    def settings_of(self, library: Library, scope: Scope, entrant: Entrant) -> list[Trial | None]:
+        """What a method plays: None for a choice that waits for a trial."""
+        hasty = [self.soonest(library, scope, entrant, target) for target in self.targets if self.for_speed]
+        return [self.chosen(library, scope, entrant), *hasty]
+
+    def soonest(self, library: Library, scope: Scope, entrant: Entrant, target: float) -> Trial | None:
+        """Find what was first at an accuracy on validation data; None while a trial is missing."""
+        tried = self._tried(library, scope, entrant)
+        if tried is None:
+            return None
+        return self._best(library, scope, entrant, tried, partial(self._haste, target=target))
+
+    def _tried(self, library: Library, scope: Scope, entrant: Entrant) -> Sequence[Trial] | None:
+        """All settings that a method tried; None while those that follow from the first are not known."""
         first = self.trials_of(entrant)
         if self.choices(entrant) == 1:
-            return first[0]
+            return first
         further = self._further(library, scope, entrant)
-        complete = len(further) == len(self.rates_of(entrant))
-        return self._best(library, scope, entrant, [*first, *further]) if complete else None
+        return [*first, *further] if len(further) == len(self.rates_of(entrant)) else None
 
     def _further(self, library: Library, scope: Scope, entrant: Entrant) -> list[Trial]:
         """Other rates with the best of the grid; none while a trial of the grid is missing."""
-        rates = self.rates_of(entrant)
-        best = self._best(library, scope, entrant, self.trials_of(entrant)) if rates else None
+        rates, first = self.rates_of(entrant), self.trials_of(entrant)
+        best = self._best(library, scope, entrant, first, self._score) if rates else None
         return [] if best is None else [Trial(rate, best.server) for rate in rates]
 
     def _best(
-        self, library: Library, scope: Scope, entrant: Entrant, trials: Sequence[Trial]
+        self,
+        library: Library,
+        scope: Scope,
+        entrant: Entrant,
+        trials: Sequence[Trial],
+        worth: Callable[[Sequence[RunRecord]], tuple[float, ...]],
     ) -> Trial | None:
+        if len(trials) == 1:
+            return trials[0]
         found = []
         for trial in trials:
             runs = [library.find(self.trial(scope, entrant, trial, seed)) for seed in self.trial_seeds]
-            scores = [trial_score(run) for run in runs if run is not None]
-            if len(scores) < len(runs):
+            there = [run for run in runs if run is not None]
+            if len(there) < len(runs):
                 return None
-            found.append((sum(scores), trial))
+            found.append((worth(there), trial))
         return max(found, key=lambda one: one[0])[1]
+
+    def _score(self, runs: Sequence[RunRecord]) -> tuple[float, ...]:
+        """What trials come to: their last third, since evaluations jump, or what the case reads from a run."""
+        reading = trial_score if self.reading is final else self.reading
+        return (sum(map(reading, runs)),)
+
+    def _haste(self, runs: Sequence[RunRecord], target: float) -> tuple[float, ...]:
+        """How soon trials are at an accuracy; where one never is, how good they are."""
+        times = [seconds_to(run, target) for run in runs]
+        total = sum(math.inf if one is None else one for one in times)
+        return -total, *self._score(runs)
 
     def _counterpart(self, entrant: Entrant) -> Entrant:
         """The same method in the case whose choices are taken."""
@@ -310,7 +353,7 @@ class Tuned:
             (case, entrant, trial)
             for case in self.cases
             for entrant in case.playing(scope)
-            for trial in (case.chosen(library, scope, entrant), *usual)
+            for trial in (*case.settings_of(library, scope, entrant), *usual)
             if trial is not None
         ]
         return [
@@ -331,25 +374,38 @@ class Tuned:
         every = {case.name: self._found(library, scope, case) for case in self.cases}
         found = {name: runs for name, runs in every.items() if runs}
         cases = [case for case in self.cases if case.name in found]
-        verdicts = compare([(case, found[case.name]) for case in cases])
+        seconds = [other for case in cases for other in _second(case, found[case.name])]
+        verdicts = compare([*((case, found[case.name]) for case in cases), *seconds])
         rows = {
             case.name: rows_of(case, found[case.name], self._at_usual_rate(library, scope, case))
             for case in cases
         }
         for case in cases:
-            mine = {rival: one for (name, rival), one in verdicts.items() if name == case.name}
+            mine = _verdicts_of(case, verdicts)
             texts.append(text_of(case, rows[case.name], mine))
             tables += tables_of(case, rows[case.name], mine)
             values[case.name] = {
                 "rows": rows[case.name],
                 "verdicts": {rival: one.values() for rival, one in mine.items()},
             }
+            for other, runs in _second(case, found[case.name]):
+                theirs = _verdicts_of(other, verdicts)
+                texts.append(events_text(other, rows_of(other, runs, {}), theirs))
+                tables.append(verdict_table(other, theirs))
+                values[other.name] = {"verdicts": {rival: one.values() for rival, one in theirs.items()}}
+            tables += _size_table(case, found[case.name])
+            hasty = self._for_speed(library, scope, case)
+            if hasty:
+                soonest = {target: rows_of(case, runs, {}) for target, runs in hasty.items()}
+                texts.append(speed_text(case, soonest))
+                tables.append(speed_table(case, soonest))
+                values[case.name]["for_speed"] = {str(target): found for target, found in soonest.items()}
         absent = self._absent(scope, found)
         if absent:
             texts.insert(1, f"Not played yet, and so not on this page: {', '.join(absent)}.")
         tables += _forms(cases)
         shown = shown_on_chart(list(rows.values()), OURS)
-        drawn = _draw({case.title: found[case.name] for case in cases}, shown)
+        drawn = _draw({case.title: found[case.name] for case in cases if case.targets}, shown)
         pictures = [Picture(self.name, *drawn)] if drawn else []
         command = f"python -m reproduction {self.name}{scope.suffix}"
         return Artefact(self.name, self.title, command, "\n\n".join(texts), tables, pictures, values)
@@ -373,6 +429,17 @@ class Tuned:
                 every[entrant.title] = there
         return every
 
+    def _for_speed(
+        self, library: Library, scope: Scope, case: Case
+    ) -> dict[float, dict[str, list[RunRecord]]]:
+        """By target, all methods' kept runs with the settings that are soonest there; none where one is missing."""
+        every: dict[float, dict[str, list[RunRecord]]] = {}
+        for target, entrant in product(case.targets if case.for_speed else (), case.playing(scope)):
+            trial = case.soonest(library, scope, entrant, target)
+            there = [] if trial is None else _kept(library, scope, case, entrant, trial)
+            every.setdefault(target, {})[entrant.title] = there
+        return every if all(runs for found in every.values() for runs in found.values()) else {}
+
     def _at_usual_rate(self, library: Library, scope: Scope, case: Case) -> dict[str, list[RunRecord]]:
         """The kept runs with the leaderboard's settings, where all seeds are there."""
         every = {
@@ -386,6 +453,20 @@ class Tuned:
     def experiment(self) -> Experiment:
         """As one of the catalogue."""
         return Experiment(self.name, self.title, lambda _: [], self.page, self.wanted)
+
+
+def _second(
+    case: Case, found: Mapping[str, Sequence[RunRecord]]
+) -> list[tuple[Case, dict[str, Sequence[RunRecord]]]]:
+    """FedPMT as in the paper against what has no rounds, where a case has both."""
+    events = {title: runs for title, runs in found.items() if clock_of(runs) == EVENTS}
+    if not events or case.champion != OURS or PAPER not in found:
+        return []
+    return [(replace(case, name=f"{case.name}-paper", champion=PAPER), {PAPER: found[PAPER], **events})]
+
+
+def _verdicts_of(case: Case, verdicts: Mapping[tuple[str, str], Verdict]) -> dict[str, Verdict]:
+    return {rival: one for (name, rival), one in verdicts.items() if name == case.name}
 
 
 def _kept(library: Library, scope: Scope, case: Case, entrant: Entrant, trial: Trial) -> list[RunRecord]:
@@ -487,6 +568,7 @@ CIFAR10_CASES = tuple(
         trial_seeds=TRIAL_SEEDS[:1],
         grid=AT_THE_RATE,
         rates=OTHER_RATES,
+        for_speed=True,
     )
     for split, targets in {IID: (0.50, 0.55, 0.60), TWO_CLASSES: (0.40, 0.45, 0.50)}.items()
 )
@@ -504,6 +586,7 @@ TABLE_II = replace(
     ),
     more={"assign": "deadline", "deadline": DEADLINE, "budget": None},
     tuned_on=CIFAR10_CASES[0],
+    for_speed=False,
 )
 """As in Table II, with `exact` prices and the settings chosen i.i.d.
 
@@ -534,7 +617,7 @@ CIFAR10_ALL = Tuned(
     "tuned-cifar10-all",
     "Every method at rates chosen on embedded images, on both clocks: CIFAR-10",
     tuple(
-        replace(case, entrants=ALL, tuned_on=tried)
+        replace(case, entrants=ALL, tuned_on=tried, for_speed=False)
         for case, tried in zip(CIFAR10_CASES, EMBEDDED.cases, strict=True)
     ),
     f"{how(GRID, ' These trials are those on embedded images, on the same split: on CIFAR-10 they would take days.')}"
@@ -556,6 +639,7 @@ ELSEWHERE = Tuned(
             entrants=FEW,
             tuned_on=CIFAR10_CASES[1],
             most_seeds=3,
+            for_speed=False,
         ),
         replace(
             EMBEDDED_CASES[1],
@@ -616,21 +700,41 @@ FORMS = (
 MAIN_FORMS = FORMS[:5]
 """The plan and the server's step, where a run takes minutes."""
 
+SHARES = tuple(one for one in FORMS if one.title in (OURS, "s = 0.3", "s = 0.7"))
+
 ABLATION_HOW = (
     "FedPMT with the traded plan (s = 0.5) and server momentum 0.9 at rate 0.3, and the same with one thing "
     "changed. The fleet, the budget and the task's rate on devices are the leaderboard's. *By expected decrease*: "
-    "the pair of depth and steps that maximises steps times the squared movement of the layers trained. "
+    "the pair of depth and steps that maximises steps times the squared movement of the layers trained, as the server "
+    "saw it in the last rounds; devices report nothing, so that variances are not part of it. "
     "*Calibrated*: each layer's trainers are weighed by label counts, so that they are like the cohort. "
     "*Rotated*: one round in four of a device, on average, is of all layers. Verdicts as on the pages of all "
-    "methods: paired t-tests with Holm's correction."
+    "methods: paired t-tests with Holm's correction. The share s is chosen on validation data that no device holds; "
+    "all other cases are on the test set."
 )
+
+
+def _ablation(case: Case, name: str, entrants: Sequence[Entrant] = FORMS, **more: Any) -> Case:
+    return replace(case, name=name, entrants=entrants, fixed=MOMENTUM, for_speed=False, **more)
+
+
+def _shares(case: Case, name: str, **more: Any) -> Case:
+    """The share s on validation data."""
+    scored = {"score_on": "validation", "validation": case.validation}
+    return _ablation(
+        case, name, SHARES, title=f"The share s on validation data: {case.title}", more=scored, **more
+    )
+
+
 ABLATION = Tuned(
     "ablation",
     "What each ingredient of FedPMT buys",
-    tuple(replace(case, entrants=FORMS, fixed=MOMENTUM) for case in EMBEDDED_CASES)
-    + tuple(
-        replace(case, name=f"cifar10-{case.name}", entrants=MAIN_FORMS, fixed=MOMENTUM, most_seeds=3)
-        for case in CIFAR10_CASES
+    (
+        *(_ablation(case, case.name) for case in EMBEDDED_CASES),
+        _ablation(CIFAR10_CASES[0], "cifar10-iid", MAIN_FORMS, most_seeds=3),
+        _ablation(CIFAR10_CASES[1], "cifar10-two-classes", most_seeds=3),
+        *(_shares(case, f"shares-{case.name}") for case in EMBEDDED_CASES),
+        *(_shares(case, f"shares-cifar10-{case.name}", most_seeds=3) for case in CIFAR10_CASES),
     ),
     ABLATION_HOW,
 )
@@ -643,19 +747,31 @@ def mean_over_sizes(run: RunRecord) -> float:
     """The mean accuracy of the sub-models of four sizes, as FIARSE's paper has it; a guess where a run diverged."""
     if run.diverged:
         return guess(run)
-    scores = None if run.result is None else run.result.score_by_width
-    if scores is None:
-        return final(run)
-    found = [scores.get(size, scores.get(width)) for size, width in WIDTHS.items()]
-    known = [score for score in found if score is not None]
-    return sum(known) / len(known)
+    known = by_size(run)
+    return sum(known.values()) / len(known) if known else final(run)
 
 
-DEPTH = (
-    Entrant("DepthFL", "depthfl"),
-    Entrant("DepthFL, heads alone", "inclusivefl"),
-    Entrant("HeteroFL", "heterofl"),
-)
+def by_size(run: RunRecord) -> dict[str, float]:
+    """The accuracy of the last evaluation of the sub-model of each size, the largest first."""
+    scores = (None if run.result is None else run.result.score_by_width) or {}
+    found = {size: scores.get(size, scores.get(width)) for size, width in WIDTHS.items()}
+    return {size: score for size, score in found.items() if score is not None}
+
+
+def _size_table(case: Case, found: Mapping[str, Sequence[RunRecord]]) -> list[Table]:
+    """The accuracy of every size, where it is that of several sizes that is compared."""
+    if case.reading is not mean_over_sizes:
+        return []
+    cells = []
+    for title, runs in found.items():
+        scores = [by_size(run) for run in runs]
+        means = [Estimate.of([one[size] for one in scores if size in one]) for size in WIDTHS]
+        cells.append([title, *("-" if mean is None else percent(mean) for mean in means)])
+    columns = ("method", *(f"{float(size):.2g} of the weights" for size in WIDTHS))
+    return [Table(f"{case.title}: accuracy of each size, %", columns, cells)]
+
+
+DEPTH = tuple(map(known, ("depthfl", "inclusivefl", "heterofl")))
 SIZES = (
     Entrant("FIARSE", "fiarse"),
     *(Entrant(title, title.lower(), {"options": {"scaler": False}}) for title in ("HeteroFL", "FedRolex")),
@@ -667,9 +783,11 @@ ORDERINGS_ABOUT = (
     "ResNet18: 72.7 % with plain averaging, 76.1 % with FedDyn, against 57.6 %), and FIARSE's sub-models of 1/64, "
     "1/16, 1/4 and all of the weights are on average above those of HeteroFL and FedRolex (CIFAR-10, Dirichlet 0.3: "
     "73.8 % against 66.1 % and 66.0 %). In FIARSE's case a quarter of the devices each may upload 1/64, 1/16, 1/4 "
-    "and all of the model, and the accuracy is the mean over the four sizes. HeteroFL and FedRolex take part there "
+    "and all of the model: that is the budget there, and times are not compared. The accuracy is the mean over the "
+    "four sizes after the last round, also in trials, of which each setting has one. HeteroFL and FedRolex take part "
     "without their scaler, with which they diverge: it multiplies every layer's outputs by up to 8, which a net needs "
-    "normalization to bear.\n\n"
+    "normalization to bear. DepthFL, InclusiveFL (DepthFL's classifiers without distillation) and HeteroFL take the "
+    "settings that they chose on the page of [all methods](tuned-embedded.md), and their runs are the same.\n\n"
 )
 
 ORDERINGS = Tuned(
@@ -683,15 +801,16 @@ ORDERINGS = Tuned(
                 title=f"DepthFL: {case.title}",
                 entrants=DEPTH,
                 champion="DepthFL",
-                trial_seeds=TRIAL_SEEDS[:1],
+                tuned_on=tuned,
             )
-            for case in EMBEDDED_CASES
+            for case, tuned in zip(EMBEDDED_CASES, EMBEDDED.cases, strict=True)
         ),
         replace(
             EMBEDDED_CASES[0],
             name="fiarse",
             title="FIARSE: embedded images, Dirichlet 0.3, mean over four sizes",
             partition="dirichlet:0.3",
+            targets=(),
             entrants=SIZES,
             champion="FIARSE",
             trial_seeds=TRIAL_SEEDS[:1],

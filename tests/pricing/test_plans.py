@@ -234,6 +234,24 @@ def test_a_traded_plan_is_the_deepest_part_that_leaves_a_share_of_the_steps(
     assert table.round_seconds <= fedpmt.plan(samples=240, batch=10).round_seconds * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("deadline", "said"),
+    [
+        (20, "Each trains the deepest part that leaves 50 % of its steps or more; one layer more would leave"),
+        (5, "30 devices have too little for that: they train the smallest part"),
+        (1, "No device can train the deepest part that leaves 50 % of its steps or more: each trains the smallest"),
+    ],
+)
+def test_a_traded_plan_says_for_whom_it_leaves_the_share_of_the_steps(deadline: float, said: str) -> None:
+    """And nothing of the theory's error, which is for equal steps."""
+    table = fedpmt.plan(plan="traded", samples=240, batch=10, deadline=deadline)
+    text = " ".join(str(table).split())
+    assert said in text
+    assert "in theory" not in text
+    fewer = sum(row.devices for row in table.devices if row.steps < 12)
+    assert ("too little" in text) == (0 < fewer < 50)
+
+
 def traded(**given: Any) -> RunRecord:
     return api.run("fedpmt", **{**SMALL, "plan": "traded", "batch": 5, **given})
 

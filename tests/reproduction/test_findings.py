@@ -463,6 +463,37 @@ def test_other_rates_are_tried_with_the_step_that_did_best() -> None:
     assert case.choices(entrant) == TABLE_II.choices(TABLE_II.entrants[0]) == 5
 
 
+def test_for_speed_a_method_plays_the_setting_that_is_soonest_at_each_target() -> None:
+    """The first setting is best in the end, the second soonest at 60 %; nobody is at 55 % but the third, at once."""
+    case, scope, entrant = CIFAR10_CASES[0], Scope([0]), WEIGHTS[0]
+    rising: list[list[float | None]] = [
+        [0.1, 0.1, 0.1, 0.1, 0.7, 0.9],
+        [0.1, 0.1, 0.1, 0.65, 0.6, 0.6],
+        [0.58] * 6,
+    ]
+
+    class Played:
+        def find(self, settings: Settings) -> RunRecord:
+            first = [case.trial(scope, entrant, trial, 100) for trial in AT_THE_RATE]
+            return run(rising[first.index(settings)] if settings in first else [0.1] * 6)
+
+    library: Any = Played()
+    assert case.settings_of(library, scope, entrant) == [
+        AT_THE_RATE[0],
+        *(AT_THE_RATE[place] for place in (2, 2, 1)),
+    ]
+    assert TABLE_II.settings_of(library, scope, entrant) == [AT_THE_RATE[0]]
+
+
+def test_who_is_as_soon_as_the_champion_is_level_with_it() -> None:
+    case = replace(EMBEDDED_CASES[0], targets=(0.6,))
+    runs = {OURS: ended(0.7, 0.7), "FedAvg": ended(0.8, 0.8)}
+    text = text_of(case, rows_of(case, runs, {}), {})
+    assert text.endswith(
+        "- 60 %: FedPMT, traded after 0.3 min, level with FedAvg; 1.0 times sooner than FedAvg."
+    )
+
+
 def test_settings_are_carried_over_from_the_same_form_of_a_method() -> None:
     """FedPMT has four forms: two plans on two clocks."""
     case, scope = CIFAR10_ALL.cases[1], Scope([0])
@@ -564,6 +595,10 @@ def test_the_page_says_where_a_method_without_rounds_is_ahead() -> None:
     titles = [table.title.partition(": ")[2] for table in tables_of(case, over, verdicts)]
     assert titles[:2] == ["within the budget", "over the budget"]
     assert shown_on_chart([rows], OURS) == [OURS, "rival"]
+    # Where nothing is to be reached, tables have no times to it.
+    bare = replace(case, targets=())
+    (table, *_) = tables_of(bare, rows_of(bare, runs, {}), verdicts)
+    assert table.columns == ("method", "clock", "accuracy, %", "in equal time, %", "whole run", "energy")
 
 
 def test_the_page_names_who_was_not_played(tmp_path: Path) -> None:

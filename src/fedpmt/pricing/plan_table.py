@@ -147,12 +147,23 @@ class PlanTable(BaseModel):
             return []
         left = [row.deeper_steps for row in self.devices if row.deeper_steps is not None]
         more = f"; one layer more would leave {min(left)} to {max(left)} of them" if left else ""
-        said = [
-            f"Each trains the deepest part that leaves {100 * self.share:.0f} % of its steps or more{more}."
-        ]
+        part = f"the deepest part that leaves {100 * self.share:.0f} % of its steps or more"
+        fewer = sum(row.devices for row in self.devices if row.steps < self.share * row.all_steps)
+        if fewer == sum(row.devices for row in self.devices):
+            said = [
+                f"No device can train {part}: each trains the smallest part, in the steps that it can afford."
+            ]
+        else:
+            said = [f"Each trains {part}{more}."]
+            if fewer:
+                said.append(
+                    f"{fewer:,} devices have too little for that: they train the smallest part, in the steps that they "
+                    "can afford."
+                )
         if self.plan == "rotated":
             said.append(
-                "Now and then, a device trains all layers it has the memory for, in the steps that leaves."
+                "Every few rounds (fedpmt.every) a device trains all layers that it has the memory for, in as many "
+                "steps as its budget leaves."
             )
         return said
 
@@ -195,9 +206,12 @@ class PlanTable(BaseModel):
             return (
                 f"psi is {self.depths}, its smallest value: every device trains every layer, as with FedAvg."
             )
+        said = f"psi is {self.psi:.3g}, and {self.depths} if every device trained every layer"
+        if self.plan != "paper":
+            return f"{said}. What it says of the error holds for equal steps, which this plan does not give."
         return (
-            f"psi is {self.psi:.3g}, and {self.depths} if every device trained every layer: in theory, the error after "
-            f"the same number of rounds is about {self.psi / self.depths:.3g} times as large."
+            f"{said}: in theory, the error after the same number of rounds is about {self.psi / self.depths:.3g} times "
+            "as large."
         )
 
     def _about_steps(self) -> list[str]:

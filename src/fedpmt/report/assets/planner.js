@@ -387,11 +387,15 @@ function sentencesOf(prices, choice, plan) {
   if (plan.uncovered.length > 0) said.push(`No device trains ${shown.list(plan.uncovered)}: ψ is infinite.`);
   else if (plan.psi <= depths * (1 + prices.rounding))
     said.push(`ψ is ${depths}, its smallest value: every device trains every layer, as with FedAvg.`);
-  else
+  else {
+    const psi = `ψ is ${Number(plan.psi.toPrecision(3))}, and ${depths} if every device trained every layer`;
     said.push(
-      `ψ is ${Number(plan.psi.toPrecision(3))}, and ${depths} if every device trained every layer: in theory, the error ` +
-        `after the same number of rounds is about ${Number((plan.psi / depths).toPrecision(3))} times as large.`,
+      choice.plan === "paper"
+        ? `${psi}: in theory, the error after the same number of rounds is about ` +
+            `${Number((plan.psi / depths).toPrecision(3))} times as large.`
+        : `${psi}. What it says of the error holds for equal steps, which this plan does not give.`,
     );
+  }
   if (plan.fitted)
     said.push(
       `The deadline of ${shown.deadline(plan.deadline)} s is the tightest that leaves nobody out and lets the fastest ` +
