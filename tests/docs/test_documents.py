@@ -19,7 +19,10 @@ from document_blocks import prints_what_is_shown, run_blocks
 import fedpmt
 import published  # noqa: F401 (before transformers, where torchvision lacks its operators)
 import reproduction
+from fedpmt import api
+from fedpmt.flower.deployment import check_deployable, make_deployment
 from fedpmt.methods.registry import METHODS, fields
+from fedpmt.types import SettingError
 from reproduction.guide import documents_of, filled
 
 ROOT = Path(__file__).parents[2]
@@ -248,6 +251,44 @@ def test_numbers_that_a_leaderboard_fills_in_are_its_own() -> None:
         for document in documents_of(ROOT / "docs", contest):
             text = document.read_text()
             assert filled(text, contest, numbers) == text, document
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "secure aggregation": ({"clock": "rounds"}, {"secagg": True}),
+    "Flower": ({}, {}),
+    "`--dp-clip`": ({"clock": "rounds", "dp_clip": 1.0}, None),
+    "`--clock events`": ({"clock": "events"}, None),
+}
+"""Settings of a run, and of a deployment if it is one, by a word of the row of the guide that they stand for."""
+
+
+def refuses(need: str, method: str, options: dict[str, str]) -> bool:
+    given, deployment = REFUSALS[need]
+    try:
+        settings = api.settings_of({"method": method, "options": options, **given})
+        api.check(settings)
+        if deployment is not None:
+            check_deployable(api.method_of(settings), settings, make_deployment(deployment))
+    except SettingError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("need", REFUSALS)
+def test_the_guide_rules_out_what_the_code_refuses(need: str) -> None:
+    """A cell lists methods, or `all but` some; "`fedgen` with `share=head`" is refused with that setting only."""
+    guide = (ROOT / "docs" / "choosing-a-method.md").read_text().split("## What is ruled out")[1]
+    (cell,) = [
+        row.split("|")[2] for row in guide.splitlines() if row.startswith("|") and need in row.split("|")[1]
+    ]
+    listed = dict(re.findall(r"`(\w+)`(?: with `(\w+=\w+)`)?", cell))
+    plain = {name for name, option in listed.items() if not option}
+    expected = METHODS.keys() - plain if cell.strip().startswith("all but") else plain
+    assert {name for name in METHODS if refuses(need, name, {})} == expected
+    for name, option in listed.items():
+        if option:
+            setting, _, value = option.partition("=")
+            assert refuses(need, name, {f"{name}.{setting}": value})
 
 
 @pytest.mark.slow
