@@ -62,8 +62,25 @@ def replayed(folder: Path) -> str:
         {"splitting": "device", "speeds": "stated"},
         {"speeds": "measured", "deadline": 1000.0, "full_seconds": 1000.0},
         {"method": "heterofl", "mean": "median", "buffer": 3},
+        {"method": "depthfl"},
+        {"method": "fedepth", "budget": "memory=0.9"},
+        {"method": "fjord", "options": {"sizes": 3}},
+        {"method": "slimfl", "options": {"noise": 0.5}},
+        {"method": "fedmp", "options": {"bandit": False}},
     ],
-    ids=["fedpmt", "fedbuff", "fedasync", "option II", "measured", "median"],
+    ids=[
+        "fedpmt",
+        "fedbuff",
+        "fedasync",
+        "option II",
+        "measured",
+        "median",
+        "depthfl",
+        "fedepth",
+        "fjord",
+        "slimfl",
+        "fedmp",
+    ],
 )
 def test_the_simulator_plays_the_recorded_order_to_the_same_bits(
     given: dict[str, Any], tmp_path: Path
@@ -235,7 +252,7 @@ def test_what_cannot_be_deployed_without_rounds_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused = {
-        "--method scaffold --clock events": "clock = 'events' cannot be combined with scaffold: its server needs",
+        "--method scaffold --clock events": "clock = 'events' cannot be combined with scaffold: its devices keep",
         "--clock events --buffer 2 --secagg": "secagg needs clock = 'rounds'",
         "--buffer 2": "buffer = 2 needs clock = 'events'",
         "--clock events --failure 0.1": "failure = '0.1' is refused: only the simulator has it",
