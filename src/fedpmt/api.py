@@ -32,7 +32,7 @@ from fedpmt.methods.registry import (
 )
 from fedpmt.models.nets import NETS, PRETRAINED, RANDOM, TASKS, net
 from fedpmt.progress import show_progress
-from fedpmt.records import ACCURACY, RunRecord, check_target
+from fedpmt.records import ACCURACY, RunRecord, check_target, step_word
 from fedpmt.runs import Run, Runs, Scratch, read_run, resumable
 from fedpmt.settings import (
     FINGERPRINT,
@@ -275,7 +275,8 @@ def compare(
 @contextlib.contextmanager
 def _watched(request: Request, progress: bool | None) -> Iterator[tuple[None, OnRound]]:
     settings = request.settings
-    with show_progress(f"{settings.method}, seed {settings.seed}", settings.rounds, shown=progress) as show:
+    label, word = f"{settings.method}, seed {settings.seed}", step_word(settings.clock)
+    with show_progress(label, settings.rounds, word, shown=progress) as show:
         yield None, show
 
 

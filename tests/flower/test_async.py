@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -10,6 +11,7 @@ import pytest
 from deployments import BITS, READ_ONCE, ScrambledGrid, deploy, digest, nodes_of
 from flwr.app import Error, Message, RecordDict
 
+from fedpmt.cli.deploy import _tables
 from fedpmt.cli.main import program
 from fedpmt.data.sets import embedded
 from fedpmt.flower import answers, events, replay
@@ -199,7 +201,9 @@ def test_timelyfl_steps_by_the_real_clock(tmp_path: Path) -> None:
         deploy(tmp_path / "refused", given, kind=ScrambledGrid, transport_seconds=0.3)
 
 
-def test_failing_and_false_replies_are_lost_and_the_others_go_on(tmp_path: Path) -> None:
+def test_failing_and_false_replies_are_lost_and_the_others_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A device's place is free again, and its node is asked who it is before long."""
 
     def tamper(question: Message, answer: Message) -> Message:
@@ -218,6 +222,10 @@ def test_failing_and_false_replies_are_lost_and_the_others_go_on(tmp_path: Path)
         (2, "failed", "error 2: battery is empty"),
         (3, "refused", "it trained on 99 samples, not 20"),
     }
+    _tables(run)
+    lost = capsys.readouterr().err
+    assert re.search(r"^step \d: device 2 failed: error 2: battery is empty$", lost, re.MULTILINE)
+    assert "round" not in lost
     assert replayed(tmp_path) == digest(run)
 
 
