@@ -306,6 +306,18 @@ def test_a_late_reply_counts_by_the_rule_that_is_set() -> None:
     assert found["polynomial:0.5"] == weights(fedpmt.run("fedbuff", **SMALL))
 
 
+def test_a_target_ends_a_run_and_the_result_says_when() -> None:
+    """The first step whose model reaches it is the last one."""
+    run = fedpmt.run("fedpmt", **{**EVENTS, "rounds": 100, "eval_every": 1}, buffer=2, target=0.3)
+    result, scores = run.result, [record.score or 0.0 for record in run.rounds]
+    assert result is not None
+    assert result.stopped == "target"
+    assert scores[-1] >= 0.3 > max(scores[:-1])
+    assert result.rounds == len(run.rounds) < 100
+    assert result.virtual_seconds == run.rounds[-1].virtual_seconds > 0
+    assert result.score == scores[-1]
+
+
 # What a kill leaves behind
 
 
