@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+from bad_replies import LIARS, lie
 from deployments import BITS, READ_ONCE, ScrambledGrid, deploy, digest, nodes_of
 from flwr.app import Error, Message, RecordDict
 
@@ -227,6 +228,30 @@ def test_failing_and_false_replies_are_lost_and_the_others_go_on(
     assert re.search(r"^step \d: device 2 failed: error 2: battery is empty$", lost, re.MULTILINE)
     assert "round" not in lost
     assert replayed(tmp_path) == digest(run)
+
+
+LEARNS: dict[str, Any] = {
+    **GIVEN,
+    **{"method": "fedavg", "devices": 10, "cohort": 10, "buffer": 10, "levels": "1"},
+    **{"samples": 200, "lr": 0.2, "partition": "iid", "executor": "auto"},
+}
+"""Ten devices that are always at work and, where all are honest, come to 70 % in six steps."""
+
+
+def test_two_liars_of_ten_break_the_mean_and_neither_the_median_nor_a_trimmed_mean(tmp_path: Path) -> None:
+    """They send minus ten times their update, within the norm limit, and reply up to three times of ten in a step."""
+    found = {}
+    for mean, tamper in (
+        ("plain", None), ("plain", lie(-10)), ("median", lie(-10)), ("trimmed:0.3", lie(-10))
+    ):  # fmt: skip
+        name = f"{mean}, {'false' if tamper else 'honest'}"
+        run, _ = deploy(tmp_path / name, {**LEARNS, "mean": mean}, tamper, kind=ScrambledGrid)
+        assert {one.outcome for one in replies(run)} == {"arrived"}
+        assert 1 <= max(sum(one.device in LIARS for one in step.devices) for step in run.rounds) <= 3
+        assert run.result is not None
+        found[name] = run.result.score or 0.0
+    assert found["plain, false"] < 0.2, found
+    assert min(score for name, score in found.items() if name != "plain, false") > 0.5, found
 
 
 def test_answers_are_collected_in_time_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
