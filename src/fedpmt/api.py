@@ -32,7 +32,7 @@ from fedpmt.methods.registry import (
 )
 from fedpmt.models.nets import NETS, PRETRAINED, RANDOM, TASKS, net
 from fedpmt.progress import show_progress
-from fedpmt.records import ACCURACY, RunRecord, check_target
+from fedpmt.records import ACCURACY, RunRecord, check_target, step_word
 from fedpmt.runs import Run, Runs, Scratch, read_run, resumable
 from fedpmt.settings import (
     FINGERPRINT,
@@ -275,7 +275,8 @@ def compare(
 @contextlib.contextmanager
 def _watched(request: Request, progress: bool | None) -> Iterator[tuple[None, OnRound]]:
     settings = request.settings
-    with show_progress(f"{settings.method}, seed {settings.seed}", settings.rounds, shown=progress) as show:
+    label, word = f"{settings.method}, seed {settings.seed}", step_word(settings.clock)
+    with show_progress(label, settings.rounds, word, shown=progress) as show:
         yield None, show
 
 
@@ -896,21 +897,13 @@ def check(
 
 
 def _check_clock(settings: Settings, method: Method[Any, Any]) -> None:
-    """Refuse methods that need an interval without one, and those that need all replies of a round on another clock."""
-    from fedpmt.methods.averaging import PartAveraging
+    """Refuse methods that need an interval without one, and those that need rounds on the clock of events."""
+    from fedpmt.methods.averaging import why_rounds
 
-    name, traits = settings.method, method.traits
-    if "step_every" in traits.events and settings.step_every is None:
-        raise SettingError(
-            f"step-every = none: {name} fits work to it (e.g. clock = 'events', step-every = 30)"
-        )
-    why = traits.needs_round
-    if not isinstance(method, PartAveraging):
-        why = "its server needs the replies of a round together"
-    elif traits.keeps:
-        why = f"its devices keep {traits.keeps}"
-    elif type(method).cohort is not PartAveraging.cohort:
-        why = "it chooses its devices itself"
+    name = settings.method
+    if "step_every" in method.traits.events and settings.step_every is None:
+        raise SettingError(f"{name} needs clock = 'events' and an interval (e.g. step-every = 30)")
+    why = why_rounds(method)
     if why and settings.clock == "events":
         raise SettingError(f"clock = 'events' cannot be combined with {name}: {why}")
 

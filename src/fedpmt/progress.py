@@ -25,24 +25,25 @@ NARROW = 70
 
 
 @contextmanager
-def show_progress(label: str, rounds: int, *, shown: bool | None = None) -> Iterator[OnRecord]:
+def show_progress(label: str, rounds: int, word: str, *, shown: bool | None = None) -> Iterator[OnRecord]:
     """Give a function that shows each round's record on standard error, or below a notebook's cell.
 
     Args:
         label: What runs.
         rounds: How many rounds there are.
+        word: What one of them is called.
         shown: True prints lines where there is neither a terminal nor a notebook; None shows nothing there, and False
             shows nothing anywhere.
     """
     if shown is False:
         yield _ignore
     elif _in_notebook():
-        yield _cell(label, rounds)
+        yield _cell(label, rounds, word)
     elif sys.stderr.isatty():
-        with _bar(label, rounds) as on_record:
+        with _bar(label, rounds, word) as on_record:
             yield on_record
     else:
-        yield _lines(label, rounds) if shown else _ignore
+        yield _lines(label, rounds, word) if shown else _ignore
 
 
 def _ignore(record: RoundRecord) -> None:
@@ -56,7 +57,7 @@ def _in_notebook() -> bool:
 
 
 @contextmanager
-def _bar(label: str, rounds: int, console: Console | None = None) -> Iterator[OnRecord]:
+def _bar(label: str, rounds: int, word: str, console: Console | None = None) -> Iterator[OnRecord]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
@@ -71,7 +72,7 @@ def _bar(label: str, rounds: int, console: Console | None = None) -> Iterator[On
         TextColumn("{task.fields[pace]}", table_column=whole),
     )
     narrow = console.width < NARROW
-    pace = Pace(rounds)
+    pace = Pace(rounds, word)
     with Progress(*columns, console=console, transient=True, expand=True) as bar:
         task = bar.add_task("" if narrow else label, total=rounds, score="", pace="")
 
@@ -83,11 +84,11 @@ def _bar(label: str, rounds: int, console: Console | None = None) -> Iterator[On
         yield on_record
 
 
-def _cell(label: str, rounds: int) -> OnRecord:
+def _cell(label: str, rounds: int, word: str) -> OnRecord:
     """A bar as HTML: rich's own needs ipywidgets in a notebook."""
     from IPython.display import HTML, display
 
-    pace, score = Pace(rounds), ""
+    pace, score = Pace(rounds, word), ""
     handle = display(HTML(_html(label, 0, rounds, "")), display_id=True)
 
     def on_record(record: RoundRecord) -> None:
@@ -104,8 +105,8 @@ def _html(label: str, done: int, rounds: int, words: str) -> str:
     return f"<div>{html.escape(label)} {bar} {done}/{rounds} {html.escape(words)}</div>"
 
 
-def _lines(label: str, rounds: int) -> OnRecord:
-    pace = Pace(rounds)
+def _lines(label: str, rounds: int, word: str) -> OnRecord:
+    pace = Pace(rounds, word)
     last = time.monotonic()
 
     def on_record(record: RoundRecord) -> None:
@@ -116,7 +117,7 @@ def _lines(label: str, rounds: int) -> OnRecord:
             return
         last = now
         score = "" if record.score is None else named_score(record)
-        words = f"{label}: {_join(f'round {record.round}/{rounds}', score, pace.words)}"
+        words = f"{label}: {_join(f'{word} {record.round}/{rounds}', score, pace.words)}"
         print(words, file=sys.stderr, flush=True)
 
     return on_record
@@ -129,8 +130,8 @@ def _join(*parts: str) -> str:
 class Pace:
     """How fast rounds pass and how long the rest takes, from the end of the first one on: start-up is left out."""
 
-    def __init__(self, rounds: int, now: Callable[[], float] = time.monotonic) -> None:
-        self._rounds, self._now = rounds, now
+    def __init__(self, rounds: int, word: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._rounds, self._word, self._now = rounds, word, now
         self._first: tuple[int, float] | None = None
         self._last = 0, 0.0
 
@@ -154,9 +155,9 @@ class Pace:
         if seconds is None:
             return ""
         speed = (
-            f"{1 / seconds:.{0 if seconds < 0.1 else 1}f} rounds/s"
+            f"{1 / seconds:.{0 if seconds < 0.1 else 1}f} {self._word}s/s"
             if seconds < 1
-            else f"{seconds:.3g} s a round"
+            else f"{seconds:.3g} s a {self._word}"
         )
         return _join(speed, self.left if self._last[0] < self._rounds else "")
 

@@ -198,6 +198,24 @@ class RoundRecord(Scored):
     metrics: dict[str, float] = {}  # of training, e.g. its mean loss
 
 
+def step_word(clock: object) -> str:
+    """What a person calls a line of `rounds.jsonl`: on the clock of events, a step of the server.
+
+    >>> step_word("rounds"), step_word("events")
+    ('round', 'step')
+    """
+    return "step" if clock == "events" else "round"
+
+
+def plural(count: int, word: str) -> str:
+    """A number of things.
+
+    >>> plural(1, "round"), plural(2, "step")
+    ('1 round', '2 steps')
+    """
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
 def total_joules(steps: Iterable[RoundRecord]) -> float | None:
     """The energy of some rounds; None where the fleet states no watts."""
     known = [step.joules for step in steps if step.joules is not None]

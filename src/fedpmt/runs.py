@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import PrivateAttr
 
 from fedpmt import records
-from fedpmt.records import RunRecord, total_joules
+from fedpmt.records import RunRecord, plural, step_word, total_joules
 from fedpmt.report.quantities import bytes_unit, joules_unit, score_title, show, time_unit
 from fedpmt.types import DivergedError, SettingError
 
@@ -66,7 +66,8 @@ class Run(RunRecord):
     def __repr__(self) -> str:
         named = f"<Run {self.settings.get('method')} on {self.settings.get('data')}"
         if self.result is None:
-            return f"{named}: not finished, {len(self.rounds)} rounds, {self.folder}>"
+            steps = plural(len(self.rounds), step_word(self.settings.get("clock")))
+            return f"{named}: not finished, {steps}, {self.folder}>"
         shown = {
             name: value for name, value in _summary(self).items() if name not in ("method", "data", "seed")
         }

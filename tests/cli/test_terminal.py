@@ -26,7 +26,10 @@ from fedpmt.cli.main import COMMANDS, program
 from fedpmt.cli.results import TITLES
 from fedpmt.cli.runs import parse_sweep
 from fedpmt.progress import Pace
+from fedpmt.report.figures import busy
 from fedpmt.report.headline import headline
+from fedpmt.report.markup import Material
+from fedpmt.report.results import targets_section
 from fedpmt.settings import Settings
 
 if TYPE_CHECKING:
@@ -364,21 +367,21 @@ def test_report_opens_the_page(tmp_path: Path) -> None:
 def test_time_left_leaves_start_up_out() -> None:
     """The first round ends after 60 s of start-up, then one every two seconds."""
     clock: Iterator[float] = itertools.chain([60.0], itertools.count(62.0, 2.0))
-    pace = Pace(10, lambda: next(clock))
+    pace = Pace(10, "round", lambda: next(clock))
     pace.see(1)
     assert pace.words == pace.left == ""
     pace.see(2)
     assert pace.words == "2 s a round, 16 s left"
     pace.see(3)
     assert pace.left == "14 s left"
-    resumed = Pace(100, iter([0.0, 0.1]).__next__)
+    resumed = Pace(100, "round", iter([0.0, 0.1]).__next__)
     resumed.see(50)
     resumed.see(51)
     assert resumed.words == "10.0 rounds/s, 5 s left"
-    over = Pace(2, iter([0.0, 0.5]).__next__)
+    over = Pace(2, "step", iter([0.0, 0.5]).__next__)
     over.see(1)
     over.see(2)
-    assert over.words == "2.0 rounds/s"
+    assert over.words == "2.0 steps/s"
 
 
 def test_the_bar_shows_score_rounds_speed_and_time_left() -> None:
@@ -389,7 +392,7 @@ def test_the_bar_shows_score_rounds_speed_and_time_left() -> None:
     for width, words in ((40, ("2/9", "accuracy 50.0%", "left")), (80, ("fedpmt", "rounds/s", "left"))):
         file = io.StringIO()
         console = Console(width=width, file=file, force_terminal=True, color_system=None)
-        with progress._bar("fedpmt, seed 0", 9, console) as on_record:
+        with progress._bar("fedpmt, seed 0", 9, "round", console) as on_record:
             for number in (1, 2):
                 on_record(step(number, 0.5))
         plain = re.sub(r"\x1b\[\??\d*[A-Za-z]", "", file.getvalue())
@@ -407,6 +410,25 @@ def test_a_sparkline_has_one_bar_per_score_or_fewer() -> None:
 def test_lines_are_shown_where_there_is_no_terminal(tmp_path: Path) -> None:
     called: Called = call("run", *TINY, "--rounds", "3", "--out", tmp_path / "run")
     assert re.search(r"round 3/3, accuracy \d+\.\d%, [\d.]+ (rounds/s|s a round)$", called.err, re.MULTILINE)
+
+
+def test_a_run_without_rounds_counts_steps(tmp_path: Path) -> None:
+    """In its progress, its result, its dry run and the report of it; nothing calls a step of the server a round."""
+    flags = ("run", *TINY, "--rounds", "3", "--clock", "events", "--buffer", "2")
+    called: Called = call(*flags, "--out", tmp_path / "run")
+    assert re.search(r"step 3/3, accuracy \d+\.\d%, [\d.]+ (steps/s|s a step)$", called.err, re.MULTILINE)
+    assert "after 3 steps" in called.out
+    assert re.search(r"best \d+\.\d % in step [123]$", called.out, re.MULTILINE)
+    run = records.read_run(tmp_path / "run")
+    for text in (called.err, called.out):
+        assert "round" not in text.replace(str(tmp_path), "")
+    last = call(*flags, "--dry-run").out.splitlines()[-1]
+    assert re.fullmatch(r"predicted: .* of virtual time a step, .* for 3 steps", last)
+    (tmp_path / "run" / records.RESULT).unlink()
+    assert "not finished, 3 steps," in repr(fedpmt.read_run(tmp_path / "run"))
+    assert busy([run]).axes[0].get_title(loc="left").endswith(", step 3")
+    cells = targets_section(Material.of([run], (0.0001,)))
+    assert "<small>step 1</small>" in cells
 
 
 @pytest.mark.slow

@@ -129,6 +129,19 @@ class Hasty(FedAvg):
         return LastWins(state)
 
 
+class Ageless(Finishing):
+    """Late replies count as if they were not late."""
+
+    def add(self, reply: Reply) -> None:
+        super().add(replace(reply, discount=1.0))
+
+
+@dataclass(frozen=True)
+class Undiscounted(FedAvg):
+    def fold(self, state: Averaged, round: Round) -> Fold[Averaged]:
+        return Ageless(super().fold(state, round), lambda step: step)
+
+
 @dataclass(frozen=True)
 class Restless(FedAvg):
     """The server moves all entries, whoever has trained them."""

@@ -30,6 +30,7 @@ from fedpmt.simulation.checkpoint import read_value
 from fedpmt.testing import CHECKS, ON_A_BENCH, WHOLE_RUNS, Subject, check_method
 from fedpmt.testing.checks import (
     declares_what_replies_carry,
+    discounts_late_replies,
     keeps_server_work_within_cap,
     learns_with_default_settings,
     same_bits_after_resume,
@@ -56,6 +57,9 @@ OTHER_CLOCK = (
     "fedpmt",
     "heterofl",
     "fedprox",
+    "fjord",
+    "fedmp",
+    "depthfl",
     "scaffold",
     "feddf",
     "fedasync",
@@ -69,6 +73,9 @@ TOGETHER: dict[str, dict[str, Any]] = {"prunefl": {"initial_rounds": 0, "interva
 
 QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 20}}
 """What spares time on a bench, where a server without a cap would work for long."""
+
+ONE_BY_ONE: dict[str, dict[str, Any]] = {"fedmp": {"bandit": False}}
+"""What lets a method do without rounds."""
 
 NO_FEDAVG = {"comet", "fedgkt", "flexlora"}
 """Methods that do not average weights, and so are FedAvg under no settings; their own tests have their reductions."""
@@ -107,12 +114,14 @@ def test_keeps_the_contract(name: str, check: Any) -> None:
 )
 def test_keeps_the_contract_on_the_other_clock(name: str) -> None:
     """Methods that usually run on events do on rounds, unless they need an interval, and the others on events."""
-    clock = "rounds" if create(name, {}, SHARED).traits.events else "events"
-    given = replace(subject(name), settings={"clock": clock})
+    method = create(name, ONE_BY_ONE.get(name, {}), SHARED)
+    clock = "rounds" if method.traits.events else "events"
+    given = replace(subject(name), method=method, settings={"clock": clock})
     try:
-        api.check(api.settings_of({"method": name, "clock": clock}))
+        api.check(api.settings_of({"method": name, "clock": clock}), method=method)
     except SettingError:
         return  # tests/simulation/test_events.py says who may refuse
+    discounts_late_replies(given)
     same_bits_after_resume(given)
     keeps_server_work_within_cap(given)
 
@@ -139,6 +148,7 @@ DEFECTS: list[tuple[str, Any, str]] = [
     ("leaves_kept_state_alone", broken.Forgetful(), "training changed what device 0 had kept"),
     ("restores_states_from_disk", broken.Unwritable(), "TypeError: a state may not hold a set"),
     ("ignores_arrival_order", broken.Hasty(), "state.tensors"),
+    ("discounts_late_replies", broken.Undiscounted(), "late replies count as much as others"),
     ("keeps_uncovered_entries", broken.Restless(), "changed where nobody trained it"),
     ("server_optimizer_skips_uncovered_entries", broken.Uncovered(), "the moment 'mean' of"),
     ("keeps_the_model_without_training", broken.Restless(), "though nobody has learnt anything"),

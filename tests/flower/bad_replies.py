@@ -13,6 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from flwr.app import Message
+
 GOOD, NODES = 0, 4
 RUN: dict[str, Any] = {
     "method": "fedpmt",
@@ -24,6 +26,23 @@ RUN: dict[str, Any] = {
     "levels": "1/4x3,1",
     "executor": "plain",
 }
+
+
+LIARS = (2, 5)
+
+
+def lie(factor: float) -> Callable[[Message, Message], Message]:
+    """Two of ten nodes send their update times this factor, which is shorter than the limit."""
+
+    def tamper(question: Message, answer: Message) -> Message:
+        trains = question.metadata.message_type == "train"
+        if trains and question.content.config_records["task"]["device"] in LIARS:
+            arrays = answer.content.array_records["update"]
+            for name, array in list(arrays.items()):
+                arrays[name] = Array(np.float32(factor) * array.numpy())
+        return answer
+
+    return tamper
 
 
 def said(**changes: Any) -> Callable[[RecordDict], None]:

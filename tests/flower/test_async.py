@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
+from bad_replies import LIARS, lie
 from deployments import BITS, READ_ONCE, ScrambledGrid, deploy, digest, nodes_of
 from flwr.app import Error, Message, RecordDict
 
+from fedpmt.cli.deploy import _tables
 from fedpmt.cli.main import program
 from fedpmt.data.sets import embedded
 from fedpmt.flower import answers, events, replay
@@ -62,8 +65,25 @@ def replayed(folder: Path) -> str:
         {"splitting": "device", "speeds": "stated"},
         {"speeds": "measured", "deadline": 1000.0, "full_seconds": 1000.0},
         {"method": "heterofl", "mean": "median", "buffer": 3},
+        {"method": "depthfl"},
+        {"method": "fedepth", "budget": "memory=0.9"},
+        {"method": "fjord", "options": {"sizes": 3}},
+        {"method": "slimfl", "options": {"noise": 0.5}},
+        {"method": "fedmp", "options": {"bandit": False}},
     ],
-    ids=["fedpmt", "fedbuff", "fedasync", "option II", "measured", "median"],
+    ids=[
+        "fedpmt",
+        "fedbuff",
+        "fedasync",
+        "option II",
+        "measured",
+        "median",
+        "depthfl",
+        "fedepth",
+        "fjord",
+        "slimfl",
+        "fedmp",
+    ],
 )
 def test_the_simulator_plays_the_recorded_order_to_the_same_bits(
     given: dict[str, Any], tmp_path: Path
@@ -182,7 +202,9 @@ def test_timelyfl_steps_by_the_real_clock(tmp_path: Path) -> None:
         deploy(tmp_path / "refused", given, kind=ScrambledGrid, transport_seconds=0.3)
 
 
-def test_failing_and_false_replies_are_lost_and_the_others_go_on(tmp_path: Path) -> None:
+def test_failing_and_false_replies_are_lost_and_the_others_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A device's place is free again, and its node is asked who it is before long."""
 
     def tamper(question: Message, answer: Message) -> Message:
@@ -201,7 +223,35 @@ def test_failing_and_false_replies_are_lost_and_the_others_go_on(tmp_path: Path)
         (2, "failed", "error 2: battery is empty"),
         (3, "refused", "it trained on 99 samples, not 20"),
     }
+    _tables(run)
+    lost = capsys.readouterr().err
+    assert re.search(r"^step \d: device 2 failed: error 2: battery is empty$", lost, re.MULTILINE)
+    assert "round" not in lost
     assert replayed(tmp_path) == digest(run)
+
+
+LEARNS: dict[str, Any] = {
+    **GIVEN,
+    **{"method": "fedavg", "devices": 10, "cohort": 10, "buffer": 10, "levels": "1"},
+    **{"samples": 200, "lr": 0.2, "partition": "iid", "executor": "auto"},
+}
+"""Ten devices that are always at work and, where all are honest, come to 70 % in six steps."""
+
+
+def test_two_liars_of_ten_break_the_mean_and_neither_the_median_nor_a_trimmed_mean(tmp_path: Path) -> None:
+    """They send minus ten times their update, within the norm limit, and reply up to three times of ten in a step."""
+    found = {}
+    for mean, tamper in (
+        ("plain", None), ("plain", lie(-10)), ("median", lie(-10)), ("trimmed:0.3", lie(-10))
+    ):  # fmt: skip
+        name = f"{mean}, {'false' if tamper else 'honest'}"
+        run, _ = deploy(tmp_path / name, {**LEARNS, "mean": mean}, tamper, kind=ScrambledGrid)
+        assert {one.outcome for one in replies(run)} == {"arrived"}
+        assert 1 <= max(sum(one.device in LIARS for one in step.devices) for step in run.rounds) <= 3
+        assert run.result is not None
+        found[name] = run.result.score or 0.0
+    assert found["plain, false"] < 0.2, found
+    assert min(score for name, score in found.items() if name != "plain, false") > 0.5, found
 
 
 def test_answers_are_collected_in_time_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +285,7 @@ def test_what_cannot_be_deployed_without_rounds_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused = {
-        "--method scaffold --clock events": "clock = 'events' cannot be combined with scaffold: its server needs",
+        "--method scaffold --clock events": "clock = 'events' cannot be combined with scaffold: its devices keep",
         "--clock events --buffer 2 --secagg": "secagg needs clock = 'rounds'",
         "--buffer 2": "buffer = 2 needs clock = 'events'",
         "--clock events --failure 0.1": "failure = '0.1' is refused: only the simulator has it",

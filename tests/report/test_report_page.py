@@ -62,7 +62,7 @@ def test_unfinished_runs_are_named_and_a_target_not_reached_is_a_dash() -> None:
     assert "60 %" in words
     assert "not reached" in words
     assert "1 of 2 runs is not finished" in words
-    assert "not finished, 1 rounds" in words
+    assert "not finished, 1 round" in words
 
 
 def test_never_evaluated_is_said() -> None:

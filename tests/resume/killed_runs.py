@@ -100,15 +100,19 @@ def lines(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def environment() -> dict[str, str]:
+    """The environment of a process that imports the package that is tested here."""
+    home = str(Path(fedpmt.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": home, "OMP_NUM_THREADS": "1"}
+
+
 class Process:
     """`fedpmt run` in a process of its own."""
 
     def __init__(self, *arguments: object) -> None:
-        home = str(Path(fedpmt.__file__).parents[1])
         command = [sys.executable, "-m", "fedpmt", "run", *map(str, arguments)]
-        environment = {**os.environ, "PYTHONPATH": home, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
     def wait_until(self, ready: Callable[[], bool]) -> None:

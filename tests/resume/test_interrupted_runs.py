@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from killed_runs import Process, bits, interrupted, lines, refused, run, tree
+from killed_runs import Process, bits, environment, interrupted, lines, refused, run, tree
 
 import fedpmt
 from fedpmt.simulation import runner
 from fedpmt.simulation.checkpoint import read_value
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from fedpmt.records import RoundRecord
@@ -27,6 +31,8 @@ SIZES = ("--devices", "10", "--samples", "20", "--cohort", "5", "--batch", "10",
 FLAGS = (*SIZES, "--rounds", "8")
 LONG = (*SIZES, "--rounds", "30")
 OFTEN = ("--checkpoint-seconds", "0")
+CLOCKS = {"rounds": LONG, "events": (*SIZES, "--rounds", "50", "--clock", "events", "--buffer", "3")}
+"""Runs on both clocks that are long enough to be hit; with a buffer of 3, others of the five are at work."""
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +45,23 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes, bytes]:
 
 
 @pytest.fixture(scope="module")
-def long(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes, bytes]:
-    """The same with more rounds, so that there is time to hit one."""
-    out = tmp_path_factory.mktemp("long") / "run"
-    ended = run(*LONG, "--out", out)
-    assert ended.code == 0, ended.err
-    return bits(out)
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, bytes, bytes]]:
+    """The bits of the run on a clock that nobody stopped."""
+
+    @functools.cache
+    def played(clock: str) -> tuple[str, bytes, bytes]:
+        out = tmp_path_factory.mktemp(clock) / "run"
+        ended = run(*CLOCKS[clock], "--out", out)
+        assert ended.code == 0, ended.err
+        return bits(out)
+
+    return played
+
+
+@pytest.fixture(scope="module")
+def long(uninterrupted: Callable[[str], tuple[str, bytes, bytes]]) -> tuple[str, bytes, bytes]:
+    """Those of more rounds, so that there is time to hit one."""
+    return uninterrupted("rounds")
 
 
 def test_killed_as_its_folder_appears(tmp_path: Path, whole: tuple[str, bytes, bytes]) -> None:
@@ -61,19 +78,76 @@ def test_killed_as_its_folder_appears(tmp_path: Path, whole: tuple[str, bytes, b
 @pytest.mark.parametrize(
     "checkpoints", [pytest.param(OFTEN, id="often"), pytest.param((), id="default", marks=pytest.mark.slow)]
 )
+@pytest.mark.parametrize("clock", CLOCKS)
 def test_killed_between_rounds(
-    checkpoints: tuple[str, ...], tmp_path: Path, long: tuple[str, bytes, bytes]
+    clock: str,
+    checkpoints: tuple[str, ...],
+    tmp_path: Path,
+    uninterrupted: Callable[[str], tuple[str, bytes, bytes]],
 ) -> None:
     """After a few rounds; while it works no other process may, and what it did is then not done twice over."""
-    out = tmp_path / "run"
-    process = Process(*LONG, *checkpoints, "--out", out)
+    out, flags = tmp_path / "run", CLOCKS[clock]
+    process = Process(*flags, *checkpoints, "--out", out)
     process.wait_until(lambda: lines(out) >= 3)
-    assert "in use by another process" in refused(*LONG, "--resume", "--out", out)
+    assert "in use by another process" in refused(*flags, "--resume", "--out", out)
     assert process.stop(signal.SIGKILL).code == -signal.SIGKILL
     assert not (out / "result.json").exists()
     assert (out / "checkpoint.safetensors").exists() == bool(checkpoints)
-    assert run(*LONG, *checkpoints, "--resume", "--out", out).code == 0
-    assert bits(out) == long
+    saved = read_value(out / "checkpoint.safetensors").progress if checkpoints else None
+    assert run(*flags, *checkpoints, "--resume", "--out", out).code == 0
+    assert bits(out) == uninterrupted(clock)
+    if saved is not None:
+        check_landed_once(out, saved)
+
+
+def check_landed_once(out: Path, saved: Progress) -> None:
+    """Whoever was at work when a checkpoint was written ends in a later step, and in no other."""
+    found = fedpmt.read_run(out)
+    assert (saved.flights is not None) == (found.settings["clock"] == "events")
+    flights = saved.flights.devices if saved.flights else ()
+    steps: dict[Any, list[int]] = {flight.key: [] for flight in flights}
+    for step in found.rounds:
+        for one in step.devices:
+            steps.get((one.version, one.turn, one.device), []).append(step.round)
+    due = [flight.key for flight in flights if flight.ends <= found.rounds[-2].virtual_seconds]
+    assert bool(due) == bool(flights) == (saved.flights is not None)
+    assert all(len(steps[key]) == 1 and steps[key][0] > saved.rounds for key in due)
+
+
+def test_killed_within_a_step_with_devices_at_work(
+    tmp_path: Path, uninterrupted: Callable[[str], tuple[str, bytes, bytes]]
+) -> None:
+    """After one reply of a step has been trained and before it is folded with the others; the step is played anew."""
+    out, flags = tmp_path / "run", (*CLOCKS["events"], *OFTEN)
+    command = ["run", *flags, "--workers", "1", "--out", str(out)]
+    code = KILLED_WITHIN.format(command=command, after=8)
+    ended = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    saved = read_value(out / "checkpoint.safetensors").progress
+    assert saved.rounds == lines(out) == 2
+    assert run(*flags, "--resume", "--out", out).code == 0
+    assert bits(out) == uninterrupted("events")
+    check_landed_once(out, saved)
+
+
+KILLED_WITHIN = """
+import os, signal
+from fedpmt.cli.main import program
+from fedpmt.methods.averaging import MeanFold
+
+add, folded = MeanFold.add, 0
+
+def killed(fold, reply):
+    global folded
+    add(fold, reply)
+    folded += 1
+    if folded == {after}:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+MeanFold.add = killed
+program({command})
+"""
+"""A run that kills itself when this many replies have been folded, of three in each step."""
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_continued(tmp_path: Path, long: tuple[str, bytes, bytes]) -> None:
@@ -207,13 +281,20 @@ def reached(out: Path, count: int) -> bool:
 @pytest.mark.parametrize(
     "checkpoints", [OFTEN, (), ("--checkpoint-seconds", "0.2")], ids=["often", "default", "some"]
 )
+@pytest.mark.parametrize("clock", CLOCKS)
 def test_killed_again_and_again(
-    checkpoints: tuple[str, ...], tmp_path: Path, long: tuple[str, bytes, bytes]
+    clock: str,
+    checkpoints: tuple[str, ...],
+    tmp_path: Path,
+    uninterrupted: Callable[[str], tuple[str, bytes, bytes]],
 ) -> None:
     """The same folder, killed at every stage of starting up and at random moments of training."""
     out = tmp_path / "run"
-    command = (*LONG, *checkpoints, "--out", out)
-    moments = random.Random(len(checkpoints))
+    command = (*CLOCKS[clock], *checkpoints, "--out", out)
+    moments, last = (
+        random.Random(len(checkpoints)),
+        int(CLOCKS[clock][CLOCKS[clock].index("--rounds") + 1]) - 1,
+    )
     for seconds in (0.05, 0.5, 1.5, 2.5, *(moments.uniform(2.0, 6.0) for _ in range(6))):
         process = Process(*command, *(["--resume"] if out.exists() else []))
         time.sleep(seconds)
@@ -223,10 +304,10 @@ def test_killed_again_and_again(
             break
         begun = lines(out) if checkpoints == OFTEN else 0
         process = Process(*command, "--resume")
-        process.wait_until(partial(reached, out, min(29, begun + step)))
+        process.wait_until(partial(reached, out, min(last, begun + step)))
         process.stop(signal.SIGKILL)
     assert run(*command, "--resume").code == 0
-    assert bits(out) == long
+    assert bits(out) == uninterrupted(clock)
 
 
 SMALL = ("--devices", "12", "--samples", "20", "--cohort", "6", "--rounds", "2", "--batch", "8")

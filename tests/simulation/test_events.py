@@ -17,6 +17,7 @@ from torch import nn
 import fedpmt
 from fedpmt import api
 from fedpmt.data.sets import embedded
+from fedpmt.methods.averaging import why_rounds
 from fedpmt.methods.registry import METHODS, method_class
 from fedpmt.records import CHECKPOINT
 from fedpmt.report.figures import busy, choose_round
@@ -239,6 +240,48 @@ def test_fedasync_without_a_proximal_term_is_as_before_and_with_one_stays_nearer
         fedpmt.run(fedpmt.FedAsync(mu=20.0), **given)
 
 
+def test_every_width_has_statistics_that_late_replies_move_less() -> None:
+    """BatchNorm's are differences too: s = 1/2 moves them half as far."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
+    bench = Bench(fedpmt.FjORD(sizes=2), net)
+    before, reply = bench.state.statistics, bench.reply(0)
+    half, whole = (bench.aggregate([replace(reply, discount=s)]).state.statistics for s in (0.5, 1.0))
+    assert len(before) == 2
+    for group, statistics in before.items():
+        for name in ("1.running_mean", "1.running_var"):
+            assert not torch.equal(whole[group][name], statistics[name])
+            torch.testing.assert_close(half[group][name], (statistics[name] + whole[group][name]) / 2)
+
+
+def test_a_late_net_teaches_the_next_smaller_one_less() -> None:
+    """InclusiveFL's m is a mean of differences; one that counts half makes half of it."""
+    torch.manual_seed(0)
+    hidden = [module for _ in range(4) for module in (nn.Linear(8, 8), nn.ReLU())]
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), *hidden, nn.Linear(8, 3))
+    bench = Bench(fedpmt.InclusiveFL(teaching=0.2), net)
+    reply = bench.reply(0)
+    half, whole = (bench.aggregate([replace(reply, discount=s)]).state.momentum for s in (0.5, 1.0))
+    assert whole
+    for name, learnt in whole.items():
+        torch.testing.assert_close(half[name], learnt / 2)
+
+
+def test_two_signals_of_a_device_in_one_step_fade_by_themselves() -> None:
+    """SlimFL draws a gain for each reply; the first one of a device is as with rounds."""
+    method = fedpmt.SlimFL(noise=1.0)
+    bench = Bench(method)
+    reply, round_ = bench.reply(0), bench.round(0)
+    rng = round_.rng("fading", 0)
+    gains = [rng.exponential() for _ in range(6)]
+    counts = [method.decoded(gain, 2) for gain in gains]
+    assert len(set(counts)) > 1
+    found = bench.aggregate([reply] * 6).metrics
+    assert [found[f"decoded_{label}"] for label in ("0.5x", "1x")] == [
+        sum(count > place for count in counts) for place in (0, 1)
+    ]
+
+
 def test_timelyfl_asks_for_what_fits_into_the_interval() -> None:
     """Of devices that need 10 to 50 s, in 30 s the fastest trains 3 epochs and the slowest the last layers."""
     run = fedpmt.run("timelyfl", **SMALL)
@@ -261,6 +304,18 @@ def test_a_late_reply_counts_by_the_rule_that_is_set() -> None:
     assert found["constant"] == found["hinge:10,100"]
     assert len(set(found.values())) == 3
     assert found["polynomial:0.5"] == weights(fedpmt.run("fedbuff", **SMALL))
+
+
+def test_a_target_ends_a_run_and_the_result_says_when() -> None:
+    """The first step whose model reaches it is the last one."""
+    run = fedpmt.run("fedpmt", **{**EVENTS, "rounds": 100, "eval_every": 1}, buffer=2, target=0.3)
+    result, scores = run.result, [record.score or 0.0 for record in run.rounds]
+    assert result is not None
+    assert result.stopped == "target"
+    assert scores[-1] >= 0.3 > max(scores[:-1])
+    assert result.rounds == len(run.rounds) < 100
+    assert result.virtual_seconds == run.rounds[-1].virtual_seconds > 0
+    assert result.score == scores[-1]
 
 
 # What a kill leaves behind
@@ -407,7 +462,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no number": ({"clock": "events", "step_every": "soon"}, "step-every = 'soon'"),
     "no share": ({"clock": "events", "step_every": "fastest:2"}, "step-every = 'fastest:2' must be"),
     "no function": ({"clock": "events", "staleness": "linear:1"}, "staleness = 'linear:1' must be"),
-    "no interval": ({"method": "timelyfl", "clock": "events", "buffer": 3}, "timelyfl fits work to it"),
+    "no interval": (
+        {"method": "timelyfl", "clock": "events", "buffer": 3},
+        "timelyfl needs clock = 'events' and an interval (e.g. step-every = 30)",
+    ),
 }
 
 
@@ -425,7 +483,8 @@ def test_what_cannot_be_combined_is_refused_in_one_line(case: str) -> None:
 
 ON_EVENTS = {
     "fedavg", "fedpmt", "feddrop", "heterofl", "fedrolex", "fedprox", "fedra", "fedasync", "fedbuff", "timelyfl",
-    "embracingfl", "fedolf", "salf", "fedpart", "cocofl", "fedel", "fiarse",
+    "embracingfl", "fedolf", "salf", "fedpart", "cocofl", "fedel", "fiarse", "fjord", "slimfl", "depthfl",
+    "inclusivefl", "fedepth",
 }  # fmt: skip
 
 
@@ -438,6 +497,36 @@ def test_methods_run_on_it_or_refuse_in_one_line(name: str) -> None:
         api.check(api.settings_of({"method": name, "clock": "events"}))
     assert "\n" not in str(caught.value)
     assert not method_class(name)().traits.events
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (fedpmt.DepthFL(dynamic=0.1), "its devices keep a gradient of its loss"),
+        (fedpmt.InclusiveFL(teaching=0.2), ""),
+        (fedpmt.FedMP(), "its bandits compare the times of a round's devices"),
+        (fedpmt.FedMP(ratio=0.5), ""),
+        (fedpmt.FedMP(bandit=False), ""),
+        (fedpmt.PruneFL(), "its devices keep sums of squared gradients"),
+        (fedpmt.FedGen(), "its server trains a generator on the classifiers of a round's devices"),
+    ],
+)
+def test_options_decide_whether_rounds_are_needed(method: fedpmt.Method[Any, Any], reason: str) -> None:
+    assert why_rounds(method) == reason
+
+
+@dataclass(frozen=True)
+class Silent(fedpmt.DepthFL):
+    """Does not say whether its fold makes late replies count less."""
+
+    @property
+    def traits(self) -> fedpmt.Traits:
+        return replace(super().traits, discounts=False)
+
+
+def test_a_fold_that_may_ignore_lateness_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"late replies count less \(Traits\.discounts\)"):
+        api.make_request(Silent(), EVENTS)
 
 
 @dataclass(frozen=True)

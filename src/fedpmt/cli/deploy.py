@@ -13,7 +13,7 @@ from fedpmt.cli import show
 from fedpmt.cli.flags import with_settings
 from fedpmt.cli.runs import Json, Resume, request_for
 from fedpmt.progress import show_progress
-from fedpmt.records import DeviceRecord, RunRecord
+from fedpmt.records import DeviceRecord, RunRecord, step_word
 from fedpmt.report.quantities import score_title
 from fedpmt.types import SettingError, shown_bytes
 
@@ -124,7 +124,7 @@ def deploy(
         return
     try:
         label = f"{settings.method} on {settings.devices} nodes"
-        with show_progress(label, settings.rounds, shown=True) as on_round:
+        with show_progress(label, settings.rounds, step_word(settings.clock), shown=True) as on_round:
             finished = deploy_here(
                 places,
                 settings,
@@ -211,5 +211,6 @@ def _tables(finished: RunRecord) -> None:
     columns = ("device", "speed", "trains", "replies that counted", "seconds of training", "uploaded")
     show.table("What each device did", columns, rows)
     lost = [(step.round, one) for step in finished.rounds for one in step.devices if one.reason]
+    word = step_word(finished.settings.get("clock"))
     for number, one in lost:
-        show.say(f"round {number}: device {one.device} {one.outcome}: {one.reason}")
+        show.say(f"{word} {number}: device {one.device} {one.outcome}: {one.reason}")

@@ -10,6 +10,7 @@ from typing import Any
 from fedpmt import api
 from fedpmt.cli import show
 from fedpmt.cli.flags import FROM_DATA, default_value, type_value
+from fedpmt.records import plural, step_word
 from fedpmt.report.budgets import ACTIONS
 from fedpmt.report.quantities import bytes_unit, count_unit, joules_unit, percent_unit, time_unit
 from fedpmt.report.quantities import show as quantity
@@ -28,7 +29,10 @@ def show_prediction(request: api.Request, folder: Path, *, as_json: bool) -> Non
     print()
     if settings.budget is not None:
         show.sentence(f"budget {settings.budget}: acts {ACTIONS[prediction['budget_action']]}")
-    shown = "a first round" if settings.clock == "rounds" else f"the first {prediction['steps']} server steps"
+    word = step_word(settings.clock)
+    shown = (
+        f"a first {word}" if settings.clock == "rounds" else f"the first {plural(prediction['steps'], word)}"
+    )
     rows = [_cells(row, prediction, settings) for row in prediction["devices"]]
     show.texts_table(f"{settings.method}: {shown}, prices {settings.mode}", rows, keys=2)
     for text in _sentences(settings, prediction):
@@ -75,7 +79,10 @@ def _cells(row: Mapping[str, Any], prediction: Mapping[str, Any], settings: Sett
 def _sentences(settings: Settings, prediction: Mapping[str, Any]) -> list[str]:
     one = quantity(prediction["round_seconds"], time_unit)
     whole = quantity(prediction["virtual_seconds"], time_unit)
-    sentences = [f"predicted: {one} of virtual time a round, {whole} for {settings.rounds} rounds"]
+    word = step_word(settings.clock)
+    sentences = [
+        f"predicted: {one} of virtual time a {word}, {whole} for {plural(settings.rounds, word)}",
+    ]
     if prediction["base_bytes"]:
         base = quantity(float(prediction["base_bytes"]), bytes_unit)
         sentences.append(f"base, sent to each device once: {base}")
@@ -89,7 +96,8 @@ def _server_words(settings: Settings, prediction: Mapping[str, Any]) -> str:
         return "no limit to its operations (server-cap = none), which are not predicted"
     words = f"at most {settings.server_cap:g} x the devices' operations"
     most = quantity(float(prediction["server_operations_at_most"]), count_unit)
-    words += f", {most} in {settings.rounds} rounds"
+    words += f", {most} in {plural(settings.rounds, step_word(settings.clock))}"
     if settings.server_speed is not None:
-        words += f", and up to {quantity(prediction['server_round_seconds_at_most'], time_unit)} more a round"
+        longer = quantity(prediction["server_round_seconds_at_most"], time_unit)
+        words += f", and up to {longer} more a {step_word(settings.clock)}"
     return words

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedpmt.cli import show
 from fedpmt.methods.registry import METHODS
-from fedpmt.records import ResultRecord, RunRecord, total_joules
+from fedpmt.records import ResultRecord, RunRecord, plural, step_word, total_joules
 from fedpmt.report import tables
 from fedpmt.report.budgets import BudgetRow, budgets
 from fedpmt.report.headline import headline
@@ -44,7 +44,7 @@ def show_run(finished: RunRecord) -> None:
     net = settings.get("model") or settings.get("task")
     title = f"{TITLES.get(result.method, result.method)} on {net}, {result.data}, {result.partition}"
     score = quantity(result.score, score_unit(result.score_name))
-    rounds = f"{result.rounds} round{'' if result.rounds == 1 else 's'}"
+    rounds = plural(result.rounds, step_word(settings.get("clock")))
     show.sentence(f"{title}: {result.score_name} {score} after {rounds}")
     print()
     show.facts(run_facts(finished))
@@ -79,8 +79,9 @@ def _score_facts(finished: RunRecord) -> dict[str, str]:
     scores = tables.evaluated(finished)
     if scores:
         step, best = (max if result.maximize else min)(scores, key=lambda pair: pair[1])
+        word = step_word(finished.settings.get("clock"))
         line = show.sparkline([score for _, score in scores], SPARKS)
-        facts[score_title(result.score_name)] = f"{line} best {quantity(best, unit)} in round {step.round}"
+        facts[score_title(result.score_name)] = f"{line} best {quantity(best, unit)} in {word} {step.round}"
     facts |= {score_title(name): f"{value:.3g}" for name, value in result.scores.items()}
     if result.score_by_width is not None:
         widths = (f"{width}: {quantity(one, unit)}" for width, one in result.score_by_width.items())

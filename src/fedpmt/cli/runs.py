@@ -226,7 +226,7 @@ def watched(
     settings = request.settings
     name = f"{settings.method}, seed {settings.seed}"
     try:
-        with show_progress(name, settings.rounds, shown=True) as on_round:
+        with show_progress(name, settings.rounds, records.step_word(settings.clock), shown=True) as on_round:
             yield lambda: show.say(f"{name}: {folder}"), on_round
     except KeyboardInterrupt:
         show.say(f"interrupted; continue with --resume --out {resumed or folder}")

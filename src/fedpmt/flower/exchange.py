@@ -11,6 +11,7 @@ from flwr.common.logger import log
 
 from fedpmt.flower.answers import RefusedError, reading
 from fedpmt.flower.wire import Order
+from fedpmt.records import step_word
 from fedpmt.simulation.cohort import conclude
 
 if TYPE_CHECKING:
@@ -66,5 +67,6 @@ class Exchange:
         if reply is not None:
             return self.collector.adjust(conclude(self.federation, one, reply.part, reply.seconds))
         node = self.roster.of(device).id if self.roster.knows(device) else "unknown"
-        log(WARNING, "round %s: device %s (node %s) %s: %s", one.version + 1, device, node, outcome, reason)
+        when = f"{step_word(self.federation.settings.clock)} {one.version + 1}"
+        log(WARNING, "%s: device %s (node %s) %s: %s", when, device, node, outcome, reason)
         return replace(one, seconds=seconds if one.able else 0.0, reason=reason)

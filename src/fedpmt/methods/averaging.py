@@ -182,6 +182,18 @@ class PartAveraging(Method[Averaged, Any]):
         return Predictor("global", GLOBAL, state.tensors)
 
 
+def why_rounds(method: Method[Any, Any]) -> str:
+    """Say why a method cannot run on the clock of events; empty where it can."""
+    traits = method.traits
+    if traits.keeps:
+        return f"its devices keep {traits.keeps}"
+    if type(method).cohort is not Method.cohort:
+        return "it chooses its devices itself"
+    if traits.needs_round or traits.discounts or isinstance(method, PartAveraging):
+        return traits.needs_round
+    return "its fold does not make late replies count less (Traits.discounts)"
+
+
 def send(tensors: Mapping[str, Tensor], offer: tuple[Part, ...], **more: Any) -> Task:
     """A task with these parts on offer, and the tensors that they are made of."""
     sent = {name: take(tensors[name], selection) for name, selection in offer[0].sent.items()}

@@ -72,6 +72,7 @@ class Traits:
     budget: Mapping[Resource, Action] = field(default_factory=dict)  # where it says nothing: not at all
     under_budget: Mapping[str, Any] = field(default_factory=dict)  # settings on which a budget can act
     needs_round: str = ""  # why replies cannot be folded as they arrive on a clock of events, in words
+    discounts: bool = False  # its own fold makes late replies count less, as that of `PartAveraging` does
     events: Mapping[str, Any] = field(
         default_factory=dict
     )  # settings of the clock of events, if that is its usual one

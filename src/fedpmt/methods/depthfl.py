@@ -208,7 +208,8 @@ class ExitsFold(Fold[Exits]):
                 if lesson.teacher == reply.part.model:
                     mean = torch.stack([reply.update[one] for one in names]).mean(dim=0)
                     total, weights = self._taught.get(name, (torch.zeros_like(mean), 0.0))
-                    self._taught[name] = total + weight * mean, weights + weight
+                    # A late reply teaches less, as it counts less in the mean.
+                    self._taught[name] = total + weight * reply.discount * mean, weights + weight
                 elif lesson.pupil == reply.part.model and name in self._state.momentum:
                     # Δ_k[e] <- (1 - β) Δ_k[e] + β m_e
                     update[name] = (1 - self._beta) * update[name] + self._beta * self._state.momentum[name]
@@ -276,6 +277,7 @@ class DepthFL(Method[Exits, Any]):
             combines="overlap mean"
             + (", FedDyn" if self.dynamic else "")
             + (", momentum distillation" if self.teaching else ""),
+            discounts=True,
             keeps="a gradient of its loss" if self.dynamic else "",
             budget=acts("device"),
         )

@@ -140,6 +140,7 @@ class FedDF(Method[Fusion, None]):
             needs_validation=True,
             needs_classes=True,
             combines="mean of each prototype, then distillation",
+            needs_round="its server learns from the ensemble of a round's nets",
             server_work="trains",
             budget=acts("device") if self.nets == "budget" else {},
         )

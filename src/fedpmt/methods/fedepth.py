@@ -150,7 +150,9 @@ class FeDepth(Method[Blocks, None]):
     @property
     def traits(self) -> Traits:
         budget: dict[Resource, Action] = {} if self.blocks is not None else {"memory": "device"}
-        return Traits(needs_speeds=True, needs_classes=True, combines="overlap mean", budget=budget)
+        return Traits(
+            needs_speeds=True, needs_classes=True, combines="overlap mean", discounts=True, budget=budget
+        )
 
     @property
     def local(self) -> LocalWork[None]:

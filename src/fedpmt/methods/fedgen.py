@@ -338,6 +338,7 @@ class FedGen(Method[Generating, Any]):
             needs_classes=True,
             sends_more=True,
             combines="mean, distillation from a generator",
+            needs_round="its server trains a generator on the classifiers of a round's devices",
             server_work="trains",
             keeps="a net without its head" if own else "",
             keeps_net=own,

@@ -157,6 +157,8 @@ class FedMP(Method[Pruning, None]):
         return Traits(
             needs_losses=True,
             combines="fill mean",
+            discounts=True,
+            needs_round="its bandits compare the times of a round's devices" if self.learns else "",
             discloses="training losses" if self.bandit else "",
             # On each worker's ratio, where neither the bandit nor the user chooses it.
             budget={} if self.bandit or self.ratio is not None else acts("device"),

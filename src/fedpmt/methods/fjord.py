@@ -107,7 +107,7 @@ class WidthsFold(Fold[Nested]):
         self._server, self._mean = method.server, NestedMean(state, method.weight, method.mean)
 
     def add(self, reply: Reply) -> None:
-        self._mean.add(reply.part, reply.update, reply.tensors, reply.samples)
+        self._mean.add(reply.part, reply.update, reply.tensors, reply.samples, reply.discount)
 
     def finish(self, server: Server) -> Step[Nested]:
         return Step(self._mean.result(self._server))
@@ -131,6 +131,7 @@ class FjORD(Method[Nested, None]):
         return Traits(
             needs_speeds=True,
             combines="overlap mean",
+            discounts=True,
             # Without distillation a step moves a corner of a tensor, which optimizers of a user's own cannot.
             optimizers=None if self.distil else ("sgd", "adam", "adamw"),
             # By the expected cost of its draws; what is sent and held is of the widest.

@@ -64,6 +64,7 @@ class FlexLoRA(Method[Averaged, Any]):
             needs_speeds=True,
             needs_adapters=True,
             combines="mean of products, divided by SVD",
+            needs_round="its server divides up the product of all adapters of a round",
             budget=acts("device") if self.rate is None else {},
         )
 

@@ -131,17 +131,17 @@ class NestedMean:
         }
         self._state, self._weight, self._widest = state, weight, state.widest
 
-    def add(self, net: Part, update: Tensors, payload: Payload, samples: int) -> None:
+    def add(self, net: Part, update: Tensors, payload: Payload, samples: int, discount: float) -> None:
         """A net that arrived, and what else did; statistics of wider ones are left out."""
         levels, weight = len(net.inner) + 1, weight_of(self._weight, samples)
         self._widest = max(self._widest, levels)
-        self._tensors.add(net, update, weight)
+        self._tensors.add(net, update, weight, discount=discount)
         for level in range(1, levels + 1):
             group = statistics_of(level)
             if group in self._statistics:
                 everything = dict.fromkeys(self._state.statistics[group], WHOLE)
                 part = Part(GLOBAL, everything, everything, group)
-                self._statistics[group].add(part, payload[group], weight)
+                self._statistics[group].add(part, payload[group], weight, discount=discount)
 
     def result(self, server: ServerOptimizer) -> Nested:
         """The next state."""

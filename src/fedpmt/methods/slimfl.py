@@ -31,6 +31,7 @@ from fedpmt.types import SettingError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
     from torch import Tensor
 
     from fedpmt.models.structure import Structure
@@ -97,11 +98,13 @@ class DecodedFold(Fold[Nested]):
         self._mean = NestedMean(state, method.weight, method.mean)
         self._counts = dict.fromkeys((net.label for net in method.nets(state.structure)), 0)
         self._delivered = 0
+        self._fading = dict[int, "np.random.Generator"]()
 
     def add(self, reply: Reply) -> None:
         messages = (*reply.part.inner, reply.part)
-        gain = self._round.rng("fading", reply.device).exponential()
-        decoded = self._method.decoded(gain, len(messages))
+        # On a clock of events a device may reply twice before the server steps: each signal fades by itself.
+        fading = self._fading.setdefault(reply.device, self._round.rng("fading", reply.device))
+        decoded = self._method.decoded(fading.exponential(), len(messages))
         for net in messages[:decoded]:
             self._counts[net.label] += 1
         if not decoded:
@@ -109,7 +112,7 @@ class DecodedFold(Fold[Nested]):
         net, structure = messages[decoded - 1], self._structure
         corner = corners(structure, net)
         update = {name: tensor[corner[name]] for name, tensor in reply.update.items()}
-        self._mean.add(net, update, reply.tensors, reply.samples)
+        self._mean.add(net, update, reply.tensors, reply.samples, reply.discount)
         net = replace(net, extra=self._method.local.extra(net, self._round.price, structure))
         self._delivered += upload_bytes(net, structure)
 
@@ -157,7 +160,12 @@ class SlimFL(Method[Nested, None]):
 
     @property
     def traits(self) -> Traits:
-        return Traits(sums="entries", combines="overlap mean", budget=acts("device") if self.fit else {})
+        return Traits(
+            sums="entries",
+            combines="overlap mean",
+            discounts=True,
+            budget=acts("device") if self.fit else {},
+        )
 
     @property
     def local(self) -> LocalWork[None]:

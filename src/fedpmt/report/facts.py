@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from fedpmt.records import EXECUTION
+from fedpmt.records import EXECUTION, plural, step_word
 from fedpmt.report.groups import SEEDS, clean, common_settings, differing_settings, flatten, run_labels
 from fedpmt.report.headline import headline
 from fedpmt.report.markup import details, section, table
@@ -119,8 +119,9 @@ def _progress(material: Material) -> str:
     for label, run in unfinished:
         rounds, total = len(run.rounds), run.settings.get("rounds")
         most = total if isinstance(total, int) and total > 0 else max(rounds, 1)
+        word = step_word(run.settings.get("clock"))
         bar = f'<progress max="{most}" value="{rounds}" aria-label="{escape(label)}"></progress>'
-        lines.append(f"<li><span>{escape(label)}</span> {bar} <span>round {rounds} of {most}</span></li>")
+        lines.append(f"<li><span>{escape(label)}</span> {bar} <span>{word} {rounds} of {most}</span></li>")
     return f'<ul class="progress">{"".join(lines)}</ul>'
 
 
@@ -131,18 +132,14 @@ def counts(material: Material) -> str:
     settings = [flatten(run.settings) for run in material.runs]
     names = {"method": "method", "task": "task", "data": "data set", "partition": "partition", "seed": "seed"}
     found = {word: len({one.get(key) for one in settings}) for key, word in names.items()}
-    several = [_plural(count, word) for word, count in found.items() if count > 1]
-    return ", ".join([_plural(len(material.runs), "run"), *several])
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+    several = [plural(count, word) for word, count in found.items() if count > 1]
+    return ", ".join([plural(len(material.runs), "run"), *several])
 
 
 def _unfinished(labels: Sequence[str], total: int) -> str:
     shown = "; ".join(labels[:6]) + (f"; and {len(labels) - 6} more" if len(labels) > 6 else "")
     verb = "is" if len(labels) == 1 else "are"
-    words = f"{len(labels)} of {_plural(total, 'run')} {verb} not finished"
+    words = f"{len(labels)} of {plural(total, 'run')} {verb} not finished"
     return f"<strong>{words}</strong> and shown with the rounds so far: {escape(shown)}."
 
 
@@ -160,9 +157,8 @@ def settings_section(material: Material) -> str:
     body = []
     for label, run, path in zip(run_labels(material.runs), material.runs, paths, strict=True):
         flat = flatten(run.settings)
-        state = (
-            f"finished ({run.result.stopped})" if run.result else f"not finished, {len(run.rounds)} rounds"
-        )
+        played = plural(len(run.rounds), step_word(run.settings.get("clock")))
+        state = f"finished ({run.result.stopped})" if run.result else f"not finished, {played}"
         texts = [
             run.folder.name,
             state,

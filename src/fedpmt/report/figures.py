@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from fedpmt.records import step_word
 from fedpmt.report.drawing import (
     AXES,
     categories_of,
@@ -268,9 +269,10 @@ def busy(runs: Sequence[RunRecord], number: int | None = None) -> Figure:
     end, colours = horizon(steps, deadlines), levels_of(steps)
     figure = new_figure(4.4 * len(chosen), busy_height(max(map(count_rows, steps))))
     row = figure.subplots(1, len(chosen), squeeze=False)[0]
-    for axes, (group, _), step, deadline in zip(row, chosen, steps, deadlines, strict=True):
+    for axes, (group, run), step, deadline in zip(row, chosen, steps, deadlines, strict=True):
         draw_busy(axes, step, colours, time_unit(end), end, deadline)
-        axes.set_title(f"{shorten(group.line, 40)}, round {step.round}", pad=18)
+        name = f"{step_word(run.settings.get('clock'))} {step.round}"
+        axes.set_title(f"{shorten(group.line, 40)}, {name}", pad=18)
     figure.legend(handles=legend_patches(steps), loc="outside upper center", ncols=8)
     return figure
 

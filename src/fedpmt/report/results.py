@@ -6,7 +6,7 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING
 
-from fedpmt.records import ACCURACY
+from fedpmt.records import ACCURACY, step_word
 from fedpmt.report import markup
 from fedpmt.report.budgets import COLUMNS as BUDGET_COLUMNS
 from fedpmt.report.budgets import budgets
@@ -137,12 +137,13 @@ def targets_section(material: Material) -> str:
     lines: dict[tuple[str, str], list[TargetRow]] = {}
     for row in rows:
         lines.setdefault((row.panel, row.line), []).append(row)
+    called = {group.label: step_word(group.runs[0].settings.get("clock")) for group in material.groups}
     body, panel = list[str](), ""
     for (of_panel, line), own in lines.items():
         if of_panel != panel:
             panel = of_panel
             body.append(panel_row(panel, len(own) + 1))
-        cells = "".join(_target_cell(row, rows) for row in own)
+        cells = "".join(_target_cell(row, rows, called[own[0].label]) for row in own)
         kind = own[0].evaluates
         small = "" if kind == "global" else f"<small>{escape(EVALUATED.get(kind, kind))}</small>"
         body.append(markup.row(line, material.looks.get(line), cells, small))
@@ -161,7 +162,7 @@ def targets_section(material: Material) -> str:
     return section("targets", title, note(words), table(head, body, "sortable", title))
 
 
-def _target_cell(row: TargetRow, rows: Sequence[TargetRow]) -> str:
+def _target_cell(row: TargetRow, rows: Sequence[TargetRow], word: str) -> str:
     if row.seconds is None:
         return '<td class="none">-<small>not reached</small></td>'
     same = [other for other in rows if other.target == row.target]
@@ -173,7 +174,7 @@ def _target_cell(row: TargetRow, rows: Sequence[TargetRow]) -> str:
     best = "best" if len(rivals) > 1 and row in whole and row.seconds.mean == soonest else ""
     time = show(row.seconds, _one_unit((other.seconds for other in same), time_unit))
     sent = show(row.bytes_up, _one_unit((other.bytes_up for other in same), bytes_unit))
-    texts = [f"round {show(row.rounds)}", sent]
+    texts = [f"{word} {show(row.rounds)}", sent]
     if row.joules is not None:
         texts.append(show(row.joules, _one_unit((other.joules for other in same), joules_unit)))
     texts += [f"{row.reached} of {row.runs} seeds"] if row.reached < row.runs else []

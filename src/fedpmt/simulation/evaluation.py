@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedpmt.models.trees import tensors_in
-from fedpmt.records import ClientScores
+from fedpmt.records import ClientScores, step_word
 from fedpmt.seeds import Seeds
 from fedpmt.training.batches import CHUNK, chunks
 from fedpmt.training.loop import evaluate_model
@@ -98,8 +98,9 @@ def evaluation(federation: Federation, progress: Progress) -> Evaluation:
     predictor, objective = federation.predictor(progress), federation.problem.objective
     for name, tensor in predictor.tensors.items():
         if not bool(torch.isfinite(tensor).all()):
+            word = step_word(federation.settings.clock)
             raise DivergedError(
-                f"training diverged: '{name}' is not finite after round {progress.rounds}; a smaller --lr may help"
+                f"training diverged: '{name}' is not finite after {word} {progress.rounds}; a smaller --lr may help"
             )
     if predictor.kind == "global":
         classes = federation.problem.data.classes

@@ -266,20 +266,21 @@ def simulate(
                 record = journal.add(*played)
                 if on_round is not None:
                     journal.call(on_round, record)
+            word = records.step_word(settings.clock)
             if journal.stopped == "unreachable":
                 _log.warning(
-                    "%s: no device can be reached any more after %g virtual seconds; the run ends with %d of %d rounds",
+                    "%s: no device can be reached any more after %g virtual seconds; the run ends with %d of %s",
                     settings.method,
                     journal.progress.virtual_seconds,
                     journal.progress.rounds,
-                    settings.rounds,
+                    records.plural(settings.rounds, word),
                 )
             elif journal.learnt_nothing:
                 _log.warning(
-                    "%s: no reply has counted in %d rounds, so the model is as it was at the start; "
+                    "%s: no reply has counted in %s, so the model is as it was at the start; "
                     "devices were out of reach, failed or were late",
                     settings.method,
-                    journal.progress.rounds,
+                    records.plural(journal.progress.rounds, word),
                 )
         return journal.finish()
 

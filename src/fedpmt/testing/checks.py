@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedpmt import api
-from fedpmt.methods.averaging import PLAIN, Averaged
+from fedpmt.methods.averaging import PLAIN, Averaged, why_rounds
 from fedpmt.methods.fedavg import FedAvg
 from fedpmt.parts.part import Whole, add_at
 from fedpmt.pricing.meter import UPDATE, download_bytes, reply_shapes, upload_bytes
@@ -139,6 +139,24 @@ def ignores_arrival_order(subject: Subject) -> None:
     expect_close(bench.aggregate(replies, 1).state, bench.aggregate(replies[::-1], 1).state)
 
 
+def discounts_late_replies(subject: Subject) -> None:
+    """A reply that counts half makes half the difference, for methods that run on the clock of events."""
+    bench = Bench(_plain(subject.together or subject.method))
+    if why_rounds(bench.method):
+        return
+    replies, found = _replies(bench), []
+    for discount in (0.0, 0.5, 1.0):
+        late = [replace(reply, staleness=1, discount=discount) for reply in replies]
+        found.append(model_of(bench.method, bench.aggregate(late).state))
+    none, half, whole = found
+    expect(
+        any(not torch.equal(none[name], tensor) for name, tensor in whole.items()),
+        "late replies count as much as others: its fold must multiply an update by `reply.discount`",
+    )
+    for name, tensor in whole.items():
+        expect_close(half[name], (none[name] + tensor) / 2, name)
+
+
 def keeps_uncovered_entries(subject: Subject) -> None:
     """An entry that no device trained keeps its bits, where the server does no work of its own."""
     bench = Bench(subject.method)
@@ -241,11 +259,7 @@ def reduces_to_fedavg(subject: Subject) -> None:
     neutral: Any = subject.method.neutral()
     if neutral is None:
         return
-    # The run's settings, apart from the method's own.
-    plain = {"server": REPLACE, "mean": PLAIN}
-    taken = {item.name for item in dataclasses.fields(neutral)} & set(plain)
-    neutral = replace(neutral, **{name: plain[name] for name in taken})
-    ours = Bench(neutral)
+    ours = Bench(_plain(neutral))
     theirs = Bench(FedAvg(), ours.model.clone())
     for index in range(3):
         for bench in (ours, theirs):
@@ -275,6 +289,13 @@ def uncovered(tensors: Tensors, replies: Sequence[Reply]) -> dict[str, torch.Ten
                 add_at(cover, reply.part.trained[name], 1.0)
         found[name] = cover == 0
     return found
+
+
+def _plain(method: Any) -> Any:
+    """The method without what a run's settings may make of its server: an optimizer or a robust mean."""
+    plain = {"server": REPLACE, "mean": PLAIN}
+    taken = {item.name for item in dataclasses.fields(method)} & set(plain)
+    return replace(method, **{name: plain[name] for name in taken})
 
 
 def _replies(bench: Bench, index: int = 0) -> list[Reply]:
