@@ -48,7 +48,32 @@ def leaky() -> nn.Module:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [Shifting, shifting_after_a_base, leaky])
+class Seeing(nn.Module):
+    """Keeps a mean in a buffer that is not saved, and uses it."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = nn.Linear(36, 8), nn.Linear(8, 3)
+        self.register_buffer("seen", torch.zeros(8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.stem(x.flatten(1)))
+        if self.training:
+            self.seen += hidden.detach().mean(0)
+        return self.last(hidden - self.seen)  # type: ignore[no-any-return]
+
+
+class Counting(Seeing):
+    """Changes its buffer in evaluation mode, too, and puts another tensor in its place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.seen + 1
+        return super().forward(x) * self.seen.mean()
+
+
+@pytest.mark.parametrize("make", [Shifting, shifting_after_a_base, leaky, Seeing, Counting])
 def test_recorded_is_saved_for_any_number_of_workers(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     train, test = images(160), images(60, seed=1)
     before = [array.copy() for array in (*train, *test)]

@@ -83,6 +83,13 @@ class LayeredModel:
         self._slots = {name: _slots(module, names) for name, names in layout.aliases.items()}
         self._own = {name: slots[0][0][slots[0][1]] for name, slots in self._slots.items()}
         self._bound: dict[str, Tensor] = {}
+        state = module.state_dict(keep_vars=True).keys()
+        buffers = {name: self._own[name] for name, _ in module.named_buffers() if name in self._own}
+        self._local = [
+            name for name, own in buffers.items() if is_counter(own) or state.isdisjoint(layout.aliases[name])
+        ]
+        self._lent: dict[str, Tensor] = {}
+        self._reset({})
         self._left_out: set[int] = set()
         floats = (name for name, one in module.named_parameters() if one.is_floating_point())
         self._first = next(floats, None)  # by its type the samples are cast
@@ -127,9 +134,12 @@ class LayeredModel:
         """The tensors that are neither trained nor averaged."""
         return {name: self._own[name].detach() for name in self.structure.fixed}
 
-    def counters(self) -> dict[str, Tensor]:
-        """Copies of integer buffers, such as BatchNorm's count of batches: every local round begins with these."""
-        return {name: self._own[name].clone() for name in self.structure.fixed if is_counter(self._own[name])}
+    def local_buffers(self) -> dict[str, Tensor]:
+        """Copies of the buffers that stay on a device: every local round begins with these.
+
+        They are integers, such as BatchNorm's count of batches, and what is not in the module's state.
+        """
+        return {name: self._own[name].clone() for name in self._local}
 
     def base(self) -> dict[str, Tensor]:
         """What every device must hold, bit by bit, before its first round: the fixed tensors without counters."""
@@ -363,8 +373,24 @@ class LayeredModel:
                 self._put(name, tensor)
                 bound[name] = tensor
                 changed = True
+        self._reset(bound)
         if changed:
             fit_attributes(self.module, self.structure, bound)
+
+    def _reset(self, bound: Tensors) -> None:
+        """Put back the buffers that stay on a device where a forward pass has changed or replaced them."""
+        for name in self._local:
+            if name in bound:
+                continue
+            holder, attribute = self._slots[name][0]
+            lent = self._lent.get(name)
+            unchanged = lent is not None and lent._version == 0 and holder.get(attribute) is lent
+            if not unchanged:
+                with torch.inference_mode(
+                    False
+                ):  # else training could not use it, nor its changes be counted
+                    self._lent[name] = self._own[name].clone()
+                self._put(name, self._lent[name])
 
     def _put(self, name: str, tensor: Tensor) -> None:
         for holder, attribute in self._slots[name]:
