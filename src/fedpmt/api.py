@@ -521,7 +521,9 @@ def with_model(
         return given, None
     if given.get("task") not in (None, OWN_TASK):
         raise SettingError(f"task = '{given['task']}' is a net of its own; drop it, or drop the model")
-    from fedpmt.own import write_layers
+    from fedpmt.own import check_model, write_layers
+
+    check_model(model)
 
     given |= {"task": OWN_TASK, "layers": write_layers(layers)}
     return given | ({"model": model} if isinstance(model, str) else {}), model

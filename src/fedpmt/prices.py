@@ -234,6 +234,11 @@ def priced(
     filled: bool = False,
 ) -> tuple[str, Settings, Problem]:
     """What prices and times are of: its name, its settings, and a problem, with samples for a device if `filled`."""
+    if isinstance(example, tuple | list) and any(hasattr(one, "shape") for one in example):
+        raise SettingError(
+            f"example must be one array, or a dict of arrays by the names of forward's arguments "
+            f"(got a {type(example).__name__} of {len(example)})"
+        )
     given, model = with_model({**settings, "cohort": 1}, model, layers)
     given, optimizer, rate = own_training(given)
     if model is None:

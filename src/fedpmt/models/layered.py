@@ -16,6 +16,7 @@ from fedpmt.models.chain import bind_chain, find_chain, is_plain_sequential, seq
 from fedpmt.models.cutting import Cut, capture, find_cut, replay, unit_calls
 from fedpmt.models.finding import (
     Finder,
+    candidates,
     declare,
     group,
     has_parameters,
@@ -186,6 +187,10 @@ class LayeredModel:
     def unbind(self) -> None:
         """Let go of the tensors it was run on last."""
         self._bind({})
+
+    def candidates(self) -> list[str]:
+        """Submodules and parameters that could be layers, in the order in which they are used."""
+        return candidates(self.module, None if self._cuts is None else self._cuts.trace)
 
     def can_cut(self, cut: int) -> bool:
         """Whether the model can be run in halves before this layer."""
