@@ -329,8 +329,10 @@ class LayeredModel:
         cuts.found[layer] = cut
         example = _on(cuts.example, self.device)
         trained = [place >= layer for place in range(len(self.structure.layers))]
+        # Rounding to fewer bits, where they were asked for, would hide whether both are the same.
+        in_full = torch.autocast(self.device.type, enabled=False)
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]), self._keeping_modes():
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), self._keeping_modes(), in_full:
                 kept = self.prefix(layer, {}, _rows(example, [0, 1, 0]))
                 # Other samples in another order: what has been kept must really be one row per sample.
                 rows = {name: tensor[[1, 2]] for name, tensor in kept.items()}
