@@ -282,8 +282,9 @@ class TrimmedMean(RobustMean):
 
 def _trim(values: Tensor, counts: Tensor, share: float) -> Tensor:
     """The mean of each column's first `counts` values in order, without a share of them at either end."""
-    cut = torch.floor(share * counts.double() + TINY).clamp(max=(counts - 1).div(2, rounding_mode="floor"))
-    cut = cut.clamp(min=0).to(counts.dtype)
+    trained = counts.cpu()  # an accelerator may have no float64
+    cut = torch.floor(share * trained.double() + TINY).clamp(max=(trained - 1).div(2, rounding_mode="floor"))
+    cut = cut.clamp(min=0).to(counts)
     place = torch.arange(len(values), device=values.device)[:, None]
     kept = (place >= cut) & (place < counts - cut)
     return values.sort(dim=0).values.where(kept, 0).sum(dim=0) / (counts - 2 * cut).clamp(min=1)
@@ -298,7 +299,7 @@ class ClippedMean(RobustMean):
 
     def guard(self, part: Part, update: Tensors, weight: float, discount: float) -> None:
         """Fold in what one device changed, Δ min(1, C / ‖Δ‖)."""
-        norm = math.sqrt(sum(float(change.double().square().sum()) for change in update.values()))
+        norm = math.sqrt(sum(float(change.cpu().double().square().sum()) for change in update.values()))
         if norm > self._limit:
             update = {name: change * (self._limit / norm) for name, change in update.items()}
         CoverageMean.add(self, part, update, weight, discount=discount)

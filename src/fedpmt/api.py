@@ -522,7 +522,9 @@ def with_model(
         return given, None
     if given.get("task") not in (None, OWN_TASK):
         raise SettingError(f"task = '{given['task']}' is a net of its own; drop it, or drop the model")
-    from fedpmt.own import write_layers
+    from fedpmt.own import check_model, write_layers
+
+    check_model(model)
 
     given |= {"task": OWN_TASK, "layers": write_layers(layers)}
     return given | ({"model": model} if isinstance(model, str) else {}), model
@@ -566,14 +568,19 @@ def _with_samples(
         given["data"] = OWN_DATA
     if not len(samples.test) and not given.get("held_out"):
         raise SettingError("test: there is no test set; give test, or let devices keep a share with held_out")
-    if samples.owners is not None and given.get("partition") in (None, "natural"):
-        from fedpmt.data.clients import mean_size
+    return with_sizes(given, samples), own
 
-        share = float(given.get("held_out") or 0)
-        usual = {"devices": len(samples.owners.names), "samples": mean_size(samples, share)}
-        given |= {"partition": "natural"}
-        given |= {key: value for key, value in usual.items() if given.get(key) is None}
-    return given, own
+
+def with_sizes(given: Mapping[str, Any], samples: LoadedDataset) -> dict[str, Any]:
+    """Settings with a device for each owner of samples and their mean number, where nothing else is said."""
+    if samples.owners is None or given.get("partition") not in (None, "natural"):
+        return dict(given)
+    from fedpmt.data.clients import mean_size
+
+    share = float(given.get("held_out") or 0)
+    usual = {"devices": len(samples.owners.names), "samples": mean_size(samples, share)}
+    unsaid = {key: value for key, value in usual.items() if given.get(key) is None}
+    return {**given, "partition": "natural", **unsaid}
 
 
 def _with_transform(given: dict[str, Any], own: Own) -> dict[str, Any]:

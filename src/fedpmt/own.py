@@ -28,7 +28,7 @@ from fedpmt.models.unwrap import check_module, unwrap
 from fedpmt.models.weights import load_strictly, pretrained, read_tensors
 from fedpmt.simulation.problem import Problem
 from fedpmt.training.batches import placed
-from fedpmt.types import Arrays, SettingError
+from fedpmt.types import Arrays, SettingError, one_line_errors
 
 if TYPE_CHECKING:
     from fedpmt.models.axes.declared import Declared
@@ -46,6 +46,16 @@ def load_module(text: str, seed: int) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise SettingError(f"model = '{text}' must return an nn.Module (got {type(module).__name__})")
     return module
+
+
+def check_model(model: object) -> None:
+    """Refuse what is neither a module nor a name; a class is none yet."""
+    if isinstance(model, nn.Module | str):
+        return
+    got = type(model).__name__
+    if isinstance(model, type):
+        got = f"the class {model.__name__}; give {model.__name__}()"
+    raise SettingError(f"model must be an nn.Module or package.module:function (got {got})")
 
 
 def load_task(settings: Settings) -> nn.Module:
@@ -140,14 +150,21 @@ def parse_layers(layers: Sequence[str | Sequence[str]] | str | None) -> list[str
     >>> parse_layers("stem,block1+norm,head")
     ['stem', ['block1', 'norm'], 'head']
     """
-    if not layers:
+    if layers is None or layers in ("", []):
         return None
     names = layers.split(",") if isinstance(layers, str) else layers
+    if not isinstance(names, Sequence):
+        raise SettingError(f"layers must be a list of paths, or of lists of paths (got {layers!r})")
     return [_parse_layer(name) for name in names]
 
 
 def _parse_layer(name: str | Sequence[str]) -> str | list[str]:
-    paths = [path.strip() for path in name.split("+")] if isinstance(name, str) else list(name)
+    listed = name.split("+") if isinstance(name, str) else name
+    if not (isinstance(listed, Sequence) and listed and all(isinstance(path, str) for path in listed)):
+        raise SettingError(f"layers must be paths, or lists of paths (got {name!r})")
+    paths = [path.strip() for path in listed]
+    if not all(paths):
+        raise SettingError(f"layers: a layer must have a path (got {name!r})")
     return paths[0] if len(paths) == 1 else paths
 
 
@@ -165,22 +182,17 @@ def find_layers(
     module: nn.Module, example: Arrays, settings: Settings, axes: Declared | None = None
 ) -> LayeredModel:
     """Find a module's layers, and refuse inputs that it cannot run; neither it nor torch's generator changes."""
-    try:
-        with torch.random.fork_rng(devices=[]):
-            model = layered(
-                module, layers=parse_layers(settings.layers), example=example, axes=axes, tied=settings.tied
-            )
-            trial = model.clone()
-            trial.set_training([False] * len(model.structure.layers))
-            with torch.no_grad():
-                trial.forward(trial.initial(), example)
-    except SettingError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise SettingError(
-            f"model: evaluating two samples fails: {type(error).__name__}: {reason} ({_shapes(example)})"
-        ) from error
+    with (
+        one_line_errors("model: evaluating two samples", f" ({_shapes(example)})"),
+        torch.random.fork_rng(devices=[]),
+    ):
+        model = layered(
+            module, layers=parse_layers(settings.layers), example=example, axes=axes, tied=settings.tied
+        )
+        trial = model.clone()
+        trial.set_training([False] * len(model.structure.layers))
+        with torch.no_grad():
+            trial.forward(trial.initial(), example)
     return model
 
 
@@ -216,29 +228,17 @@ def warn_of_one_layer(model: LayeredModel) -> None:
             model.structure.layers[0].name,
         )
         return
-    names = _candidates(model.module)
+    names = model.candidates()
     advice = (
         f'name its layers in the order of the forward pass, e.g. layers="{",".join(names)}"'
         if len(names) > 1
-        else "it has no two modules with weights that could be layers"
+        else "it has no two modules or parameters that could be layers"
     )
     _log.warning(
         "model: only one layer was found in %s, so FedPMT can freeze nothing and trains as FedAvg does; %s",
         type(model.module).__name__,
         advice,
     )
-
-
-def _candidates(module: nn.Module, path: str = "") -> list[str]:
-    """The weighted modules of the outermost module that has several of them."""
-    found = [
-        (f"{path}{name}", child)
-        for name, child in module.named_children()
-        if any(parameter.requires_grad for parameter in child.parameters())
-    ]
-    if len(found) == 1:
-        return _candidates(found[0][1], f"{found[0][0]}.") or [found[0][0]]
-    return [name for name, _ in found]
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -17,6 +17,7 @@ from fedpmt.api import (
     settings_of,
     unfilled_problem,
     with_model,
+    with_sizes,
 )
 from fedpmt.data.registry import find_dataset, is_own
 from fedpmt.models.nets import TASKS
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedpmt.api import Layers
+    from fedpmt.data.clients import Source
     from fedpmt.pricing.cost_table import CostTable, LayerTable
     from fedpmt.pricing.plan_table import PlanTable
     from fedpmt.simulation.problem import Problem
@@ -39,6 +41,8 @@ def layers(
     model: nn.Module | str | None = None,
     example: Arrays | None = None,
     layers: Layers | None = None,
+    *,
+    clients: Source | str | None = None,
     **settings: Unpack[RunSettings],
 ) -> LayerTable:
     """Measure the layers of a model: parameters, operations, share of a training step, and activations.
@@ -49,6 +53,7 @@ def layers(
         model: Any `nn.Module`, or `package.module:function`; without it, `task=` names a task.
         example: A batch of inputs, two samples or more; or `data=` names a data set whose inputs it takes.
         layers: The module's layers in the order of the forward pass, where those found are not the ones you want.
+        clients: Clients' samples as `run` takes them, in place of an example.
         **settings: `batch`, with which the share is computed, and others that `fedpmt cost --help` lists.
 
     Raises:
@@ -63,7 +68,7 @@ def layers(
     from fedpmt.pricing.cost_table import layer_table
     from fedpmt.simulation.assemble import make_price
 
-    name, resolved, problem = priced(model, example, layers, settings)
+    name, resolved, problem = priced(model, example, layers, settings, clients)
     return layer_table(name, make_price(resolved, problem))
 
 
@@ -72,6 +77,7 @@ def cost(
     example: Arrays | None = None,
     *,
     layers: Layers | None = None,
+    clients: Source | str | None = None,
     **settings: Unpack[RunSettings],
 ) -> CostTable:
     """Price each depth of a model for one batch: operations, bytes and memory. Nothing is trained.
@@ -80,6 +86,7 @@ def cost(
         model: Any `nn.Module`, or `package.module:function`; without it, `task=` names a task.
         example: A batch of inputs, two samples or more; or `data=` names a data set whose inputs it takes.
         layers: The module's layers in the order of the forward pass, where those found are not the ones you want.
+        clients: Clients' samples as `run` takes them, in place of an example; `samples` is their mean number.
         **settings: `batch`, `samples`, `epochs`, `depths`, `optimizer` and others that `fedpmt cost --help` lists.
 
     Returns:
@@ -101,7 +108,7 @@ def cost(
     if model is None and not given.get("model") and str(given.get("task")) not in TASKS:
         # The paper's table is of its own batches and samples.
         given = {**_of_the_paper(given), **{key: value for key, value in given.items() if value is not None}}
-    name, resolved, problem = priced(model, example, layers, given)
+    name, resolved, problem = priced(model, example, layers, given, clients)
     return model_table(name, make_price(resolved, problem), resolved.depths or problem.depths)
 
 
@@ -110,6 +117,7 @@ def plan(
     example: Arrays | None = None,
     *,
     layers: Layers | None = None,
+    clients: Source | str | None = None,
     out: str | Path | None = None,
     **settings: Unpack[RunSettings],
 ) -> PlanTable:
@@ -119,6 +127,8 @@ def plan(
         model: Any `nn.Module`, or `package.module:function`; without it, `task=` names a task.
         example: A batch of inputs, two samples or more; or `data=` names a data set whose inputs it takes.
         layers: The module's layers in the order of the forward pass, where those found are not the ones you want.
+        clients: Clients' samples as `run` takes them, in place of an example: there is a device for each client, and
+            `samples` is their mean number.
         out: Where to write a page (.html) that computes the plan again while its reader changes deadline, budget,
             precision and plan. It is one file and needs no server.
         **settings: `fleet` or `levels`, `deadline`, `full_seconds`, `samples`, `batch`, `epochs`, `depths` and others
@@ -145,7 +155,7 @@ def plan(
 
     if out is not None:
         check_page(Path(out))
-    name, resolved, problem = priced(model, example, layers, settings)
+    name, resolved, problem = priced(model, example, layers, settings, clients)
     fleet = make_fleet(resolved)
     planner = make_plan(resolved, problem, fleet, samples=resolved.samples)
     method = FedPMT(**typed_options("fedpmt", resolved.options))  # type: ignore[arg-type]
@@ -197,6 +207,7 @@ def profile(
     example: Arrays | None = None,
     *,
     layers: Layers | None = None,
+    clients: Source | str | None = None,
     name: str = "this-machine",
     repeat: int = 5,
     **settings: Unpack[RunSettings],
@@ -209,7 +220,7 @@ def profile(
     from fedpmt.simulation.profile import profile as measure
     from fedpmt.training.batches import placed
 
-    task, resolved, problem = priced(model, example, layers, settings, filled=True)
+    task, resolved, problem = priced(model, example, layers, settings, clients, filled=True)
     return {"task": task, **measure(resolved, problem, placed(problem.data.shard(0)), name, repeat)}
 
 
@@ -218,19 +229,32 @@ def priced(
     example: Arrays | None,
     layers: Layers | None,
     settings: Mapping[str, Any],
+    clients: Source | str | None = None,
     *,
     filled: bool = False,
 ) -> tuple[str, Settings, Problem]:
     """What prices and times are of: its name, its settings, and a problem, with samples for a device if `filled`."""
+    if isinstance(example, tuple | list) and any(hasattr(one, "shape") for one in example):
+        raise SettingError(
+            f"example must be one array, or a dict of arrays by the names of forward's arguments "
+            f"(got a {type(example).__name__} of {len(example)})"
+        )
     given, model = with_model({**settings, "cohort": 1}, model, layers)
     given, optimizer, rate = own_training(given)
     if model is None:
+        if clients:
+            raise SettingError("clients needs a model of your own: a paper task has its own samples")
         resolved = settings_of(given)
         check(resolved)
         problem = dataclasses.replace(unfilled_problem(resolved), optimizer=optimizer, rate=rate)
         return resolved.task, resolved, problem
+    if clients:
+        given, first = _with_clients(given, clients)
+        example = first if example is None else example
     if example is None and given.get("data") in (None, OWN_DATA):
-        raise SettingError("a model is priced by running an example: give inputs, their shape, or data")
+        raise SettingError(
+            "a model is priced by running an example: give inputs, their shape, data or clients"
+        )
     resolved = settings_of({"data": OWN_DATA, **{key: one for key, one in given.items() if one is not None}})
     check(resolved)
     from fedpmt import own
@@ -248,6 +272,21 @@ def priced(
     own.warn_of_one_layer(problem.model)
     name = resolved.model or type(module).__name__
     return name, resolved, dataclasses.replace(problem, optimizer=optimizer, rate=rate)
+
+
+def _with_clients(given: Mapping[str, Any], clients: Source | str) -> tuple[dict[str, Any], Arrays]:
+    """Settings with a device for each client and their mean number of samples; and two inputs, the first client's."""
+    from fedpmt import own
+
+    data = given.get("data")
+    if data not in (None, OWN_DATA):
+        raise SettingError(f"a model is priced with data or clients (got data = '{data}' and clients)")
+    named = isinstance(clients, str)
+    brought = own.load_samples("clients", clients) if named else {"clients": clients}
+    samples = Own(**brought).samples
+    assert samples is not None
+    first = samples.train.take(slice(0, 2)).inputs
+    return with_sizes({**given, "data": OWN_DATA}, samples), first
 
 
 def _of_the_paper(given: Mapping[str, Any]) -> dict[str, int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 from unicodedata import category
@@ -43,10 +44,24 @@ class SettingError(ValueError):
         """Name the key, the value, what is allowed and the nearest right name."""
         names = sorted(allowed)
         near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
+        # "f1" is short for a name that it is not much like.
+        near = near or [name for name in names if len(str(value)) > 1 and str(value) in name]
         hint = f"; did you mean '{near[0]}'?" if near else ""
         if len(names) > MOST_NAMES:
             names = [*difflib.get_close_matches(str(value), names, n=MOST_NAMES, cutoff=0), "..."]
         return cls(f"{key} = '{value}' is unknown{hint} (allowed: {', '.join(names)})")
+
+
+@contextmanager
+def one_line_errors(what: str, about: str = "") -> Iterator[None]:
+    """Turn errors of a user's code into one line: what was tried, the error, and what it may have to do with."""
+    try:
+        yield
+    except SettingError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise SettingError(f"{what} fails: {type(error).__name__}: {reason}{about}") from error
 
 
 class DivergedError(ArithmeticError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,45 @@ import fedpmt
 from fedpmt.types import SettingError
 
 FAST: dict[str, Any] = {"devices": 4, "samples": 21, "cohort": 4, "batch": 10, "rounds": 1, "levels": "1/2,1"}
+
+
+class Named(nn.Module):
+    """Returns a dict of a kind that is not made from a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return defaultdict(Tensor, hidden=torch.relu(self.linear(x)))
+
+
+class Branches(nn.Module):
+    """A dict between its layers, and a tensor that may be changed after it was used."""
+
+    def __init__(self, *, spoil: bool = False) -> None:
+        super().__init__()
+        self.named, self.last, self.spoil = Named(), nn.Linear(6, 3), spoil
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.named(x)["hidden"]
+        scores = self.last(hidden)
+        return scores + self.last(hidden.add_(1)) if self.spoil else scores  # type: ignore[no-any-return]
+
+
+class Listed(nn.Module):
+    """Bare parameters, one by one and in a list; the head is made first, and one is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Parameter(torch.ones(6, 3))
+        self.unused = nn.Parameter(torch.ones(1))
+        self.weights = nn.ParameterList(torch.ones(size, 6) for size in (4, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = torch.tanh(x @ weight)
+        return x @ self.head
 
 
 def net(*extra: nn.Module) -> nn.Sequential:
@@ -45,6 +86,15 @@ def pair(count: int, seed: int = 0, low: int = 0) -> tuple[Any, Any]:
             {"loss": lambda outputs, targets: outputs.sum(1)},
             r"loss must give the mean over a batch as a tensor of shape \(\)",
         ),
+        ({"loss": "mse"}, r"loss must be a function .*objective=\"regression\""),
+        ({"metrics": ["f1"]}, r"'f1' is unknown; did you mean 'macro-f1'\? \(allowed: accuracy, macro-f1"),
+        ({"model": Branches}, r"got the class Branches; give Branches\(\)"),
+        ({"model": 5}, "model must be an nn.Module or package.module:function"),
+        ({"layers": ["0", None]}, r"layers must be paths, or lists of paths \(got None\)"),
+        ({"layers": [["0"], []]}, r"layers must be paths, or lists of paths \(got \[\]\)"),
+        ({"layers": 5}, r"layers must be a list of paths, or of lists of paths \(got 5\)"),
+        ({"layers": "0,,2"}, r"a layer must have a path"),
+        ({"model": Branches(spoil=True)}, "a training step on two samples fails: RuntimeError: .*inplace"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -60,6 +110,30 @@ def test_what_cannot_work_is_refused_at_once(changes: dict[str, Any], message: s
         fedpmt.run("fedpmt", **arguments)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "a").exists()
+
+
+def test_an_example_is_one_array_or_names_its_arrays() -> None:
+    inputs = torch.zeros(2, 4)
+    with pytest.raises(SettingError, match=r"example must be one array, or a dict .*got a tuple of 1"):
+        fedpmt.layers(net(), (inputs,))
+    with pytest.raises(SettingError, match="got the class Branches"):
+        fedpmt.layers(Branches, inputs)  # type: ignore[arg-type]
+
+
+def test_submodules_may_return_any_kind_of_dict() -> None:
+    run = fedpmt.run("fedpmt", model=Branches(), train=pair(100), test=pair(30, 1), **FAST)
+    assert list(run.rounds[0].layers) == ["named", "last"]
+
+
+def test_a_model_of_bare_parameters_is_told_how_to_name_its_layers(caplog: pytest.LogCaptureFixture) -> None:
+    inputs = pair(2)[0]
+    plan = fedpmt.plan(Listed(), inputs)
+    assert {row.trains_from for row in plan.devices} == {"Listed"}
+    (record,) = caplog.records
+    advice = re.search(r'layers="(.*)"', record.getMessage())
+    assert advice is not None
+    assert advice[1] == "weights.0,weights.1,head"
+    assert [row.name for row in fedpmt.layers(Listed(), inputs, advice[1]).layers] == advice[1].split(",")
 
 
 def test_a_test_set_of_one_sample_or_without_a_class_will_do() -> None:

@@ -61,6 +61,11 @@ def one_pair():
     return samples()[0]
 
 
+def people():
+    inputs, labels = samples()[0]
+    return {"ann": (inputs[:30], labels[:30]), "bob": (inputs[30:40], labels[30:40])}
+
+
 weights = [1, 2, 3]
 """
 OWN = ("--model", "nets_of_mine:small", "--data", "nets_of_mine:samples")
@@ -159,6 +164,21 @@ def test_pricing_needs_inputs_of_the_right_shape_and_nothing_else(command: str) 
     assert by_data.json == by_shape.json
     shown = call(command, "--model", OWN[1], "--input-shape", "6").out
     assert str(getattr(fedpmt, command)(OWN[1], data=OWN[3])) == shown.rstrip("\n")
+
+
+def test_pricing_takes_the_inputs_and_sizes_of_clients(elsewhere: Path) -> None:
+    flags = ("--model", OWN[1], "--clients", "nets_of_mine:people")
+    costs = call("cost", *flags, "--json"), call("cost", *OWN, "--samples", "20", "--json")
+    assert [called.json for called in costs] == [costs[1].json] * 2
+    plan = call("plan", *flags, "--json")
+    assert plan.code == 0, plan.err
+    assert (plan.json["samples"], sum(row["devices"] for row in plan.json["devices"])) == (20, 2)
+    assert call("profile", *flags, "--repeat", "1", "--json").code == 0
+    nets = importlib.import_module("nets_of_mine")
+    in_python = fedpmt.plan(nets.small(), clients=nets.people())
+    assert in_python.devices == fedpmt.plan(OWN[1], clients="nets_of_mine:people").devices
+    assert "data or clients" in refused("plan", *flags, "--data", OWN[3])
+    assert "clients needs a model of your own" in refused("plan", *flags[2:])
 
 
 def test_deploy_says_that_it_has_the_papers_nets_only(elsewhere: Path) -> None:

@@ -279,7 +279,7 @@ def test_exits_on_published_models(name: str) -> None:
     for depth, net in enumerate(nets.values(), start=1):
         assert set(net.structure.tensors) <= set(whole.tensors)
         net.set_training([True] * len(net.structure.layers))
-        outputs = net.forward({**net.initial(), **net.counters()}, few)
+        outputs = net.forward({**net.initial(), **net.local_buffers()}, few)
         assert [one.shape for one in outputs] == [(2, 4)] * depth
 
 

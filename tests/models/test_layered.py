@@ -244,7 +244,7 @@ def test_a_wrapper_is_looked_through_and_all_state_counts() -> None:
     assert {name for name in before if name.endswith("num_batches_tracked")} == set(model.structure.fixed)
     assert set(model.structure.tensors) | set(model.structure.fixed) == set(before)
     model.set_training([True] * 4)
-    model.forward({**model.initial(), **model.counters()}, inputs)
+    model.forward({**model.initial(), **model.local_buffers()}, inputs)
     model.release()
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.module.state_dict().items())

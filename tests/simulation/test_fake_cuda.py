@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,10 +12,11 @@ from torch.nn import functional
 
 from fake_cuda import CUDA, OnCuda, joined, pretended
 from fedpmt import api
-from fedpmt.methods.registry import general_methods
+from fedpmt.methods.registry import METHODS, general_methods
 from fedpmt.models.layered import layered
 from fedpmt.simulation.assemble import check_precision
 from fedpmt.simulation.executors import Parallel
+from fedpmt.testing.bench import adapted_net
 from fedpmt.types import SettingError
 from support import FEW, STAGES, images, presets_slow
 
@@ -122,6 +124,11 @@ def test_all_tensors_of_a_method_are_on_its_device(method: str, tmp_path: Path) 
     check_same(tmp_path, chain, method=method, options=STAGES.get(method, {}))
 
 
+@pytest.mark.parametrize("method", sorted(set(METHODS) - set(general_methods())))
+def test_so_are_those_of_a_method_for_adapters(method: str, tmp_path: Path) -> None:
+    check_same(tmp_path, partial(adapted_net, side=6), method=method)
+
+
 @pytest.mark.parametrize("prefix", ["cache", "recompute"])
 def test_a_module_that_is_cut_at_run_time_and_draws(prefix: str, tmp_path: Path) -> None:
     check_same(tmp_path, Branching, method="fedpmt", prefix=prefix)
@@ -132,6 +139,8 @@ MORE: list[dict[str, Any]] = [
     {"method": "fedpmt", "optimizer": "adam", "server_optimizer": "yogi", "weight_decay": 0.01},
     {"method": "heterofl", "momentum": 0.9, "server_optimizer": "momentum"},
     {"method": "fedavg", "optimizer": lambda params: torch.optim.Adam(params, foreach=False)},
+    {"method": "fedavg", "mean": "trimmed:0.2"},
+    {"method": "fedavg", "mean": "clipped:0.1"},
     {"method": "scaffold", "options": {"option": "I"}},
     {"method": "fedgen", "options": {"share": "head"}},
     {"method": "feddrop", "options": {"scaling": True}},

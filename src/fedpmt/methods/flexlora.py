@@ -111,15 +111,15 @@ class FlexLoRA(Method[Averaged, Any]):
         for reply in replies:
             change_down, change_up = reply.update[adapter.down], reply.update[adapter.up]
             rank = len(change_down)
-            # B_k and A_k as the device had them in the end, as matrices
-            lefts.append((up[:, :rank] + change_up).flatten(1).double())
+            # B_k and A_k as the device had them in the end, as matrices; some accelerators have no float64
+            lefts.append((up[:, :rank] + change_up).flatten(1).cpu().double())
             share = weight_of(self.weight, reply.samples) / total
-            rights.append((down[:rank] + change_down).flatten(1).double() * share)
+            rights.append((down[:rank] + change_down).flatten(1).cpu().double() * share)
         rank = max(len(one) for one in rights)
         left, right = divide(torch.cat(lefts, 1), torch.cat(rights), rank)
         new_up, new_down = up.clone(), down.clone()
-        new_up[:, :rank] = left.to(up.dtype).view_as(up[:, :rank])
-        new_down[:rank] = right.to(down.dtype).view_as(down[:rank])
+        new_up[:, :rank] = left.to(up).view_as(up[:, :rank])
+        new_down[:rank] = right.to(down).view_as(down[:rank])
         return {adapter.up: new_up, adapter.down: new_down}
 
     def predictor(self, state: Averaged) -> Predictor:

@@ -71,6 +71,7 @@ class Cut:
 
     calls: tuple[UnitCall, ...]
     needed: frozenset[int]  # positions of calls
+    written: bool = False  # whether answers are changed in place, so that copies are kept and given
 
     @property
     def last(self) -> int:
@@ -164,7 +165,8 @@ def capture(module: nn.Module, cut: Cut, samples: int, run: Callable[[], Any]) -
         value = original(*args, **kwargs)
         if position in cut.needed:
             for place, (answer, tensor) in enumerate(zip(call.answers, tensors_in(value), strict=True)):
-                kept[f"{position}.{place}"] = answer.rows(tensor, samples)
+                rows = answer.rows(tensor, samples)
+                kept[f"{position}.{place}"] = rows.clone() if cut.written else rows
             if position == cut.last:
                 raise _Reached
         position += 1
@@ -197,7 +199,8 @@ def replay(
         def restored(_: Tensor) -> Tensor:
             place, spec = next(answers)
             if own in cut.needed:
-                return spec.restore(kept[f"{own}.{place}"])
+                found = spec.restore(kept[f"{own}.{place}"])
+                return found.clone() if cut.written else found
             return spec.zeros(samples, device)
 
         return map_tensors(call.value, restored)

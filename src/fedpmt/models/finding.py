@@ -266,6 +266,39 @@ class Finder:
         return Flow.of(self._trace)
 
 
+def candidates(module: nn.Module, trace: Trace | None, path: str = "") -> list[str]:
+    """What could be layers: all that is trained of the outermost module that has several such things.
+
+    With a trace, what it has not seen is left out, and the others are in the order in which they were used.
+    """
+    found = _trained(module, path)
+    if trace is not None:
+        starts = {name: times[0] for name, times in trace.uses().items()}
+        for call in reversed(trace.calls):
+            starts[call.path] = call.start
+        found = {name: found[name] for name in sorted(found.keys() & starts, key=lambda name: starts[name])}
+    if len(found) == 1:
+        ((name, child),) = found.items()
+        inner = [] if child is None else candidates(child, trace, f"{name}.")
+        return inner or [name]
+    return list(found)
+
+
+def _trained(module: nn.Module, path: str) -> dict[str, nn.Module | None]:
+    """A module's own trained parameters and the submodules with any; lists, which never run, are looked into."""
+    found: dict[str, nn.Module | None] = {
+        f"{path}{name}": None
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    }
+    for name, child in module.named_children():
+        if isinstance(child, (*LISTS, nn.ParameterList, nn.ParameterDict)):
+            found |= _trained(child, f"{path}{name}.")
+        elif any(parameter.requires_grad for parameter in child.parameters()):
+            found[f"{path}{name}"] = child
+    return found
+
+
 def _named(modules: dict[str, nn.Module], entry: str | Sequence[str]) -> Stage:
     """One layer as a user names it: a submodule, a parameter, or a list of these."""
     names = [entry] if isinstance(entry, str) else list(entry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from fedpmt.models.chain import bind_chain, find_chain, is_plain_sequential, seq
 from fedpmt.models.cutting import Cut, capture, find_cut, replay, unit_calls
 from fedpmt.models.finding import (
     Finder,
+    candidates,
     declare,
     group,
     has_parameters,
@@ -68,10 +69,12 @@ class LayeredModel:
         cuts: Cuts | None = None,
         *,
         channels_last: bool = False,
+        writes_inputs: bool = False,
     ) -> None:
         self.module = module
         self.layout = layout
         self.channels_last = channels_last  # how images lie in memory when they are given to the module
+        self.writes_inputs = writes_inputs  # whether it changes its inputs in place, so that it gets copies
         self.structure = layout.structure
         self._whole_chain, self._cuts = chain, cuts
         # The modules that each layer runs one after another; None where that is not all that the module does.
@@ -81,6 +84,13 @@ class LayeredModel:
         self._slots = {name: _slots(module, names) for name, names in layout.aliases.items()}
         self._own = {name: slots[0][0][slots[0][1]] for name, slots in self._slots.items()}
         self._bound: dict[str, Tensor] = {}
+        state = module.state_dict(keep_vars=True).keys()
+        buffers = {name: self._own[name] for name, _ in module.named_buffers() if name in self._own}
+        self._local = [
+            name for name, own in buffers.items() if is_counter(own) or state.isdisjoint(layout.aliases[name])
+        ]
+        self._lent: dict[str, Tensor] = {}
+        self._reset({})
         self._left_out: set[int] = set()
         floats = (name for name, one in module.named_parameters() if one.is_floating_point())
         self._first = next(floats, None)  # by its type the samples are cast
@@ -98,7 +108,12 @@ class LayeredModel:
 
     def _with(self, module: nn.Module) -> LayeredModel:
         return LayeredModel(
-            module, self.layout, self._whole_chain, self._cuts, channels_last=self.channels_last
+            module,
+            self.layout,
+            self._whole_chain,
+            self._cuts,
+            channels_last=self.channels_last,
+            writes_inputs=self.writes_inputs,
         )
 
     @property
@@ -120,9 +135,12 @@ class LayeredModel:
         """The tensors that are neither trained nor averaged."""
         return {name: self._own[name].detach() for name in self.structure.fixed}
 
-    def counters(self) -> dict[str, Tensor]:
-        """Copies of integer buffers, such as BatchNorm's count of batches: every local round begins with these."""
-        return {name: self._own[name].clone() for name in self.structure.fixed if is_counter(self._own[name])}
+    def local_buffers(self) -> dict[str, Tensor]:
+        """Copies of the buffers that stay on a device: every local round begins with these.
+
+        They are integers, such as BatchNorm's count of batches, and what is not in the module's state.
+        """
+        return {name: self._own[name].clone() for name in self._local}
 
     def base(self) -> dict[str, Tensor]:
         """What every device must hold, bit by bit, before its first round: the fixed tensors without counters."""
@@ -169,6 +187,10 @@ class LayeredModel:
     def unbind(self) -> None:
         """Let go of the tensors it was run on last."""
         self._bind({})
+
+    def candidates(self) -> list[str]:
+        """Submodules and parameters that could be layers, in the order in which they are used."""
+        return candidates(self.module, None if self._cuts is None else self._cuts.trace)
 
     def can_cut(self, cut: int) -> bool:
         """Whether the model can be run in halves before this layer."""
@@ -223,11 +245,13 @@ class LayeredModel:
         With `before` they run on that, just as the layers before them gave it.
         """
         self._bind(tensors)
-        outputs = before
+        links, outputs = self.modules_of(first, last), before
         if outputs is None:
             # What was kept in fewer bits, and samples for a net of fewer bits, come in another type.
             outputs = self._as_weights(inputs, self.structure.layers[first].tensors[0])
-        for link in self.modules_of(first, last):
+        if self.writes_inputs or any(getattr(link.module, "inplace", False) for link in links[:1]):
+            outputs = map_tensors(outputs, torch.clone)
+        for link in links:
             outputs = link.module(outputs)
         return outputs  # type: ignore[no-any-return]
 
@@ -240,7 +264,8 @@ class LayeredModel:
     def _call(self, inputs: Arrays) -> Any:
         """Run the module on samples in the type of its weights: a net of 16 bits takes them in 16 bits."""
         call = _call_channels_last if self.channels_last else _call
-        return call(self.module, self._as_weights(inputs, self._first))
+        own = map_tensors(inputs, torch.clone) if self.writes_inputs else inputs
+        return call(self.module, self._as_weights(own, self._first))
 
     def _as_weights(self, inputs: Arrays, name: str | None) -> Arrays:
         """Inputs in the type of the weight that meets them first, as it is bound now."""
@@ -258,8 +283,14 @@ class LayeredModel:
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Put everything in evaluation mode for a while."""
+        with self._keeping_modes():
+            self.module.eval()
+            yield
+
+    @contextlib.contextmanager
+    def _keeping_modes(self) -> Iterator[None]:
+        """Put every module back into its mode afterwards."""
         modes = [(module, module.training) for module in self.module.modules()]
-        self.module.eval()
         try:
             yield
         finally:
@@ -285,31 +316,53 @@ class LayeredModel:
         cut = find_cut(cuts.calls, cuts.trace, layer)
         if cut is None:
             return None
-        everything = Cut(cut.calls, frozenset(range(len(cut.calls))))
+        everything = replace(cut, needed=frozenset(range(len(cut.calls))))
+        tried = (replace(one, written=written) for one in (cut, everything) for written in (False, True))
         missing = self._left_out
         self._leave_out(())
         try:
-            return next((one for one in (cut, everything) if self._agrees(cuts, layer, one)), None)
+            return next((one for one in tried if self._agrees(cuts, layer, one)), None)
         finally:
             self._leave_out(missing)
 
     def _agrees(self, cuts: Cuts, layer: int, cut: Cut) -> bool:
         cuts.found[layer] = cut
         example = _on(cuts.example, self.device)
+        trained = [place >= layer for place in range(len(self.structure.layers))]
+        # Rounding to fewer bits, where they were asked for, would hide whether both are the same.
+        in_full = torch.autocast(self.device.type, enabled=False)
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]), self._evaluating():
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), self._keeping_modes(), in_full:
                 kept = self.prefix(layer, {}, _rows(example, [0, 1, 0]))
                 # Other samples in another order: what has been kept must really be one row per sample.
                 rows = {name: tensor[[1, 2]] for name, tensor in kept.items()}
-                half = self.suffix(layer, {}, self.entry(rows, _rows(example, [1, 0])))
-                whole = self.forward({}, _rows(example, [1, 0]))
+                # As it is evaluated, and as it is trained: a forward pass may do more then.
+                for switch in (self.module.eval, partial(self.set_training, trained, norms=False)):
+                    switch()
+                    if not self._halves_agree(layer, rows, _rows(example, [1, 0])):
+                        return False
         except Exception:
             # A user's forward pass meets stand-ins here, and may fail on them in any way.
             return False
         finally:
             del cuts.found[layer]
-        pairs = list(zip(tensors_in(half), tensors_in(whole), strict=True))
-        return bool(pairs) and all(_close(one, other) for one, other in pairs)
+        return True
+
+    def _halves_agree(self, layer: int, kept: Tensors, inputs: Arrays) -> bool:
+        """Compare the layers from a cut on with the whole forward pass; what is kept must stay as it is."""
+
+        def outputs_of(run: Callable[[Tensors], Any]) -> list[Tensor]:
+            torch.default_generator.manual_seed(0)
+            # In training a forward pass writes to its buffers.
+            buffers = {name: self._own[name].clone() for name in self.structure.buffers}
+            return list(tensors_in(run(buffers)))
+
+        before, entry = _versions(kept), self.entry(kept, inputs)
+        half = outputs_of(lambda buffers: self.suffix(layer, buffers, entry))
+        whole = outputs_of(lambda buffers: self.forward(buffers, inputs))
+        if not whole or _versions(kept) != before:
+            return False
+        return all(_close(one, other) for one, other in zip(half, whole, strict=True))
 
     def _bind(self, tensors: Tensors) -> None:
         """Put tensors in their places in the module; what is not given is the module's own.
@@ -327,8 +380,24 @@ class LayeredModel:
                 self._put(name, tensor)
                 bound[name] = tensor
                 changed = True
+        self._reset(bound)
         if changed:
             fit_attributes(self.module, self.structure, bound)
+
+    def _reset(self, bound: Tensors) -> None:
+        """Put back the buffers that stay on a device where a forward pass has changed or replaced them."""
+        for name in self._local:
+            if name in bound:
+                continue
+            holder, attribute = self._slots[name][0]
+            lent = self._lent.get(name)
+            unchanged = lent is not None and lent._version == 0 and holder.get(attribute) is lent
+            if not unchanged:
+                with torch.inference_mode(
+                    False
+                ):  # else training could not use it, nor its changes be counted
+                    self._lent[name] = self._own[name].clone()
+                self._put(name, self._lent[name])
 
     def _put(self, name: str, tensor: Tensor) -> None:
         for holder, attribute in self._slots[name]:
@@ -356,6 +425,10 @@ def _call(module: nn.Module, inputs: Arrays) -> Any:
     return module(**inputs) if isinstance(inputs, Mapping) else module(inputs)
 
 
+def _call_on_copy(module: nn.Module, inputs: Arrays) -> Any:
+    return _call(module, map_tensors(inputs, torch.clone))
+
+
 def _call_channels_last(module: nn.Module, inputs: Arrays) -> Any:
     return _call(module, map_tensors(inputs, _with_channels_last))
 
@@ -377,11 +450,42 @@ def prefers_channels_last(module: nn.Module, example: Arrays) -> bool:
     module = copy_module(module).eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            usual, found = (list(tensors_in(call(module, example))) for call in (_call, _call_channels_last))
+            usual, found = (
+                list(tensors_in(call(module, map_tensors(example, torch.clone))))
+                for call in (_call, _call_channels_last)
+            )
     except Exception:
         # A user's forward pass may fail in any way; if it does on usual images too, its trace will say so.
         return False
     return len(usual) == len(found) and all(_close(*pair) for pair in zip(found, usual, strict=True))
+
+
+def writes_inputs(module: nn.Module, example: Arrays | None) -> bool:
+    """Whether a forward pass changes its inputs in place; `module`, a copy, is changed as any run changes it.
+
+    Without an example any module may that is neither torch's nor the library's own.
+    """
+    if example is None:
+        known = ("torch.nn.", "fedpmt.")
+        kinds = ((getattr(one, "inplace", False), type(one).__module__) for one in module.modules())
+        return any(in_place or not kind.startswith(known) for in_place, kind in kinds)
+    for training in (False, True):
+        given = map_tensors(example, torch.clone)
+        before = _versions(given)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                _call(module.train(training), given)
+        except Exception:
+            # A user's forward pass may fail in any way; if it does in a run, that will say so.
+            return True
+        if _versions(given) != before:
+            return True
+    return False
+
+
+def _versions(inputs: Arrays) -> list[int]:
+    """How often each tensor has been changed in place."""
+    return [tensor._version for tensor in tensors_in(inputs)]
 
 
 def _count(inputs: Arrays) -> int:
@@ -451,7 +555,7 @@ def layered(
     ['1', '3']
     """
     example = None if example is None else _as(example, _float_type(module))
-    own = prepare(module, example, _call)
+    own = prepare(module, example, _call_on_copy)
     scratch = copy_module(own)
     few = many = None
     channels_last = example is not None and prefers_channels_last(own, example)
@@ -484,12 +588,14 @@ def layered(
         calls = unit_calls(layout, few, many, (2, 3))
         few.forget_values()
         cuts = None if calls is None else Cuts(_rows(example, [0, 1]), calls, few)
-    return LayeredModel(own, layout, chain, cuts, channels_last=channels_last)
+    writes = writes_inputs(scratch, example)
+    return LayeredModel(own, layout, chain, cuts, channels_last=channels_last, writes_inputs=writes)
 
 
 def _follow(module: nn.Module, example: Arrays) -> Axes:
     """Find the channels of a user's module; of a copy, as the model's own is changed whenever it runs."""
-    return traced_axes(prepare(module, example, _call), example)
+    own = prepare(module, example, _call_on_copy)
+    return traced_axes(own, map_tensors(example, torch.clone))
 
 
 def _is_plain_chain(module: nn.Module, *, traceable: bool) -> bool:

@@ -61,7 +61,7 @@ def arrange(
     returned = {} if trace is None else _find_optional(stages, trace, held)
     layers = tuple(
         Layer(
-            stage.name,
+            stage.name or type(module).__name__,  # the module itself has no path
             tuple(trained[place]),
             tuple(averaged[place]),
             place in returned,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +30,15 @@ def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
         return function(value)
     if isinstance(value, Mapping):
         found = {key: map_tensors(child, function) for key, child in value.items()}
-        # Hugging Face outputs are dicts and dataclasses at once: they are made from keywords.
-        return type(value)(**found) if dataclasses.is_dataclass(value) else type(value)(found)  # type: ignore[call-arg]
+        if dataclasses.is_dataclass(value):
+            # Hugging Face outputs are dicts and dataclasses at once: they are made from keywords.
+            return type(value)(**found)
+        if type(value) is dict or not isinstance(value, MutableMapping):
+            return type(value)(found)  # type: ignore[call-arg]
+        # A defaultdict, for one, is not made from a mapping.
+        copied = copy.copy(value)
+        copied.update(found)
+        return copied
     if isinstance(value, tuple | list):
         children = [map_tensors(child, function) for child in value]
         return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)

@@ -19,7 +19,7 @@ from fedpmt.models.tracing import NoFastPath
 from fedpmt.models.trees import map_tensors, tensors_in
 from fedpmt.parts.part import WHOLE, frozen_prefix, left_out, mask, place, take
 from fedpmt.pricing.count import Footprint, OperationCounter, Timeline, storage_of
-from fedpmt.types import SettingError
+from fedpmt.types import SettingError, one_line_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +108,11 @@ def measure(
     cut = frozen_prefix(structure, part)
     halves = cut if model.can_cut(cut) else None
     # Dropout draws from torch's global generator: it is put back, so that pricing never changes a run.
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with (
+        one_line_errors("model: a training step on two samples"),
+        torch.random.fork_rng(devices=[]),
+        torch.enable_grad(),
+    ):
         # Operations are the same in any precision, and only weights as they are tell whose they are.
         plain = None if halves is None else Prefix(model, halves, local)
         counts = _count(model, local, trains, inputs, plain)

@@ -16,7 +16,7 @@ from fedpmt.seeds import generator
 from fedpmt.training.batches import CPU, placed
 from fedpmt.training.objective import CLASSIFICATION, Mean, Objective, class_rows, labels_of
 from fedpmt.training.ready_made import next_token_loss, next_tokens
-from fedpmt.types import IGNORED, Arrays, SettingError
+from fedpmt.types import IGNORED, Arrays, SettingError, one_line_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -101,19 +101,13 @@ def try_out(problem: Problem, settings: Settings) -> None:
     for count, examples in ((2, data.test), (last, data.shard(smallest))):
         few, training = placed(examples.take(np.arange(count) % len(examples))), examples is not data.test
         model.set_training([training] * len(model.structure.layers))
-        try:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                outputs = model.forward(model.initial(), few.inputs)
-                if not training:
-                    _check_labels(problem, outputs, few.targets)
-                loss = problem.objective.loss(outputs, few.targets)
-                shapes[count] = _try_metrics(problem.objective, outputs, few.targets)
-        except SettingError:
-            raise
-        except Exception as error:
-            what = " ".join(str(error).split())[:200]
-            how = f"training on a batch of {last}" if training else "evaluating two samples"
-            raise SettingError(f"model: {how} fails: {type(error).__name__}: {what}") from error
+        how = f"training on a batch of {last}" if training else "evaluating two samples"
+        with one_line_errors(f"model: {how}"), torch.random.fork_rng(devices=[]), torch.no_grad():
+            outputs = model.forward(model.initial(), few.inputs)
+            if not training:
+                _check_labels(problem, outputs, few.targets)
+            loss = problem.objective.loss(outputs, few.targets)
+            shapes[count] = _try_metrics(problem.objective, outputs, few.targets)
         if not isinstance(loss, torch.Tensor) or loss.ndim != 0:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise SettingError(f"loss must give the mean over a batch as a tensor of shape () (got {shape})")

@@ -93,7 +93,7 @@ def begin(
         for name, tensor in local.items()
         if name not in params
     }
-    fixed |= model.counters()
+    fixed |= model.local_buffers()
     if first:
         return Run(job, part, params, fixed, job.data, job.site.forward(model, first))
     data, forward = split_forward(job, model, part, local)

@@ -271,6 +271,11 @@ def make_objective(
     kind = "classification" if objective == "custom" else objective
     if kind not in OBJECTIVES:
         raise SettingError.unknown("objective", objective, OBJECTIVES)
+    if loss is not None and not callable(loss):
+        raise SettingError(
+            f"loss must be a function of outputs and targets (got {loss!r}); objective chooses a ready-made one, "
+            'e.g. objective="regression" for the mean squared error'
+        )
     ready = OBJECTIVES[kind]
     name, score = (ready.score_name, ready.score) if metric is None else _named(metric, kind)
     known = metric is None or isinstance(metric, str) or name == ACCURACY
