@@ -237,9 +237,15 @@ def test_a_traded_plan_is_the_deepest_part_that_leaves_a_share_of_the_steps(
 @pytest.mark.parametrize(
     ("deadline", "said"),
     [
-        (20, "Each trains the deepest part that leaves 50 % of its steps or more; one layer more would leave"),
+        (
+            20,
+            "Each trains the deepest part that leaves 50 % of its steps or more; one layer more would leave",
+        ),
         (5, "30 devices have too little for that: they train the smallest part"),
-        (1, "No device can train the deepest part that leaves 50 % of its steps or more: each trains the smallest"),
+        (
+            1,
+            "No device can train the deepest part that leaves 50 % of its steps or more: each trains the smallest",
+        ),
     ],
 )
 def test_a_traded_plan_says_for_whom_it_leaves_the_share_of_the_steps(deadline: float, said: str) -> None:
