@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count, sdpa_flop_count
 
 import fedpmt
 from fedpmt.models.layered import LayeredModel, layered
@@ -86,17 +86,46 @@ def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
-def check_operations(model: LayeredModel, inputs: Any, published: Published) -> None:
-    """The price of a forward pass of a batch of 4 against torch's own counter, which counts products and sums apart."""
-    price = Price(model, mode="exact", batch=4, samples=48, cached=False, example=inputs)
+def attention_back(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
+    """Two products for each of the forward pass; what kernels compute again to save memory is not counted."""
+    return 2 * attention(query, key, value)
+
+
+def convolution_back(error: Any, inputs: Any, weight: Any, *options: Any, out_shape: Any) -> int:
+    """Torch's own formula leaves the groups out, which counts a depthwise gradient as often as it has channels."""
+    *_, transposed, _, _, wanted = options
+    each = conv_flop_count(inputs, weight, error, transposed=transposed)
+    return int(each) * (int(wanted[0]) + int(wanted[1]))
+
+
+ATEN = torch.ops.aten
+COUNTS = {
     # It knows attention, but not by the name of the CPU's kernel.
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    counter = FlopCounterMode(display=False, custom_mapping={kernel: attention})
-    model.set_training([False] * len(model.structure.layers))
-    with counter, NoFastPath(), torch.no_grad():
+    ATEN._scaled_dot_product_flash_attention_for_cpu: attention,
+    ATEN._scaled_dot_product_flash_attention_for_cpu_backward: attention_back,
+    ATEN.convolution_backward: convolution_back,
+}
+
+
+def check_operations(model: LayeredModel, inputs: Any, published: Published) -> None:
+    """The price of a batch of 4, forward and back, against torch's counter, which counts product and sum apart."""
+    price = Price(model, mode="exact", batch=4, samples=48, cached=False, example=inputs)
+    layers, names = len(model.structure.layers), model.structure.parameters
+    model.set_training([False] * layers)
+    with FlopCounterMode(display=False, custom_mapping=COUNTS) as counter, NoFastPath(), torch.no_grad():
         model.forward({}, inputs)
     theirs = published.operations or counter.get_total_flops() / 2
     assert price.full.inference == pytest.approx(theirs, rel=1e-3)
+    if published.operations:
+        return  # torch counts nothing of it
+    model.set_training([True] * layers, norms=False)
+    local = {name: one.clone().requires_grad_(name in names) for name, one in model.initial().items()}
+    with NoFastPath():
+        numbers = [one for one in tensors_in(model.forward(local, inputs)) if one.requires_grad]
+        with FlopCounterMode(display=False, custom_mapping=COUNTS) as counter:
+            loss = torch.stack([one.float().sum() for one in numbers]).sum()
+            torch.autograd.grad(loss, [local[name] for name in names], allow_unused=True)
+    assert price.full.error + price.full.gradient == pytest.approx(counter.get_total_flops() / 2, rel=1e-3)
 
 
 def check_cuts(model: LayeredModel, inputs: Any) -> None:
