@@ -156,8 +156,11 @@ def _check_summable(method: Method[Any, Any], settings: Settings, deployment: De
 
 
 def summable() -> list[str]:
-    """The methods that secure aggregation can carry."""
-    return sorted(name for name in METHODS if method_class(name)().traits.sums == "layers")
+    """The methods that secure aggregation can carry; it knows rounds alone."""
+    traits = {name: method_class(name)().traits for name in METHODS}
+    return sorted(
+        name for name, one in traits.items() if one.sums == "layers" and "step_every" not in one.events
+    )
 
 
 def refuse_simulated(settings: Settings) -> None:
