@@ -621,7 +621,8 @@ CIFAR10_ALL = Tuned(
         for case, tried in zip(CIFAR10_CASES, EMBEDDED.cases, strict=True)
     ),
     f"{how(GRID, ' These trials are those on embedded images, on the same split: on CIFAR-10 they would take days.')}"
-    f"\n\n{everybody()}",
+    " Six of the methods chose on CIFAR-10 itself, among other settings, for the page of [the best](tuned-cifar10.md), "
+    f"which therefore has other numbers.\n\n{everybody()}",
 )
 """All methods, with settings from another data set; `tuned-cifar10` has the best ones with their own."""
 
