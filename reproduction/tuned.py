@@ -701,8 +701,6 @@ FORMS = (
 MAIN_FORMS = FORMS[:5]
 """The plan and the server's step, where a run takes minutes."""
 
-SHARES = tuple(one for one in FORMS if one.title in (OURS, "s = 0.3", "s = 0.7"))
-
 ABLATION_HOW = (
     "FedPMT with the traded plan (s = 0.5) and server momentum 0.9 at rate 0.3, and the same with one thing "
     "changed. The fleet, the budget and the task's rate on devices are the leaderboard's. *By expected decrease*: "
@@ -710,8 +708,7 @@ ABLATION_HOW = (
     "saw it in the last rounds; devices report nothing, so that variances are not part of it. "
     "*Calibrated*: each layer's trainers are weighed by label counts, so that they are like the cohort. "
     "*Rotated*: one round in four of a device, on average, is of all layers. Verdicts as on the pages of all "
-    "methods: paired t-tests with Holm's correction. The share s is chosen on validation data that no device holds; "
-    "all other cases are on the test set."
+    "methods: paired t-tests with Holm's correction."
 )
 
 
@@ -719,23 +716,12 @@ def _ablation(case: Case, name: str, entrants: Sequence[Entrant] = FORMS, **more
     return replace(case, name=name, entrants=entrants, fixed=MOMENTUM, for_speed=False, **more)
 
 
-def _shares(case: Case, name: str, **more: Any) -> Case:
-    """The share s on validation data."""
-    scored = {"score_on": "validation", "validation": case.validation}
-    return _ablation(
-        case, name, SHARES, title=f"The share s on validation data: {case.title}", more=scored, **more
-    )
-
-
 ABLATION = Tuned(
     "ablation",
     "What each ingredient of FedPMT buys",
     (
         *(_ablation(case, case.name) for case in EMBEDDED_CASES),
-        _ablation(CIFAR10_CASES[0], "cifar10-iid", MAIN_FORMS, most_seeds=3),
-        _ablation(CIFAR10_CASES[1], "cifar10-two-classes", most_seeds=3),
-        *(_shares(case, f"shares-{case.name}") for case in EMBEDDED_CASES),
-        *(_shares(case, f"shares-cifar10-{case.name}", most_seeds=3) for case in CIFAR10_CASES),
+        *(_ablation(case, f"cifar10-{case.name}", MAIN_FORMS, most_seeds=3) for case in CIFAR10_CASES),
     ),
     ABLATION_HOW,
 )
