@@ -374,8 +374,9 @@ class Tuned:
         every = {case.name: self._found(library, scope, case) for case in self.cases}
         found = {name: runs for name, runs in every.items() if runs}
         cases = [case for case in self.cases if case.name in found]
-        seconds = [other for case in cases for other in _second(case, found[case.name])]
-        verdicts = compare([*((case, found[case.name]) for case in cases), *seconds])
+        without_rounds = {case.name: _paper_against_events(case, found[case.name]) for case in cases}
+        others = [pair for pairs in without_rounds.values() for pair in pairs]
+        verdicts = compare([*((case, found[case.name]) for case in cases), *others])
         rows = {
             case.name: rows_of(case, found[case.name], self._at_usual_rate(library, scope, case))
             for case in cases
@@ -388,7 +389,7 @@ class Tuned:
                 "rows": rows[case.name],
                 "verdicts": {rival: one.values() for rival, one in mine.items()},
             }
-            for other, runs in _second(case, found[case.name]):
+            for other, runs in without_rounds[case.name]:
                 theirs = _verdicts_of(other, verdicts)
                 texts.append(events_text(other, rows_of(other, runs, {}), theirs))
                 tables.append(verdict_table(other, theirs))
@@ -455,7 +456,7 @@ class Tuned:
         return Experiment(self.name, self.title, lambda _: [], self.page, self.wanted)
 
 
-def _second(
+def _paper_against_events(
     case: Case, found: Mapping[str, Sequence[RunRecord]]
 ) -> list[tuple[Case, dict[str, Sequence[RunRecord]]]]:
     """FedPMT as in the paper against what has no rounds, where a case has both."""
